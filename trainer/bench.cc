@@ -568,7 +568,7 @@ absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
   };
   const ProductNames names(WorkOf(run));
   std::map<std::string, Times> of_name, of_product;
-  for (const TimedKernel& kernel : trainee.traced().TakeTrace()) {
+  for (const TimedKernel& kernel : trainee.traced().StopTrace()) {
     of_name[kernel.name].Add(kernel);
     const ProductShape& product = kernel.product;
     if (product.form != ProductForm::kNone) of_product[names.Of(product.form, product)].Add(kernel);

@@ -102,7 +102,7 @@ TEST(GpuBudgets, OfADeepNormLayerAndOfWhatIsAroundLayers) {
 
 // The most launches of each scheme. Biases behind a scheme's single factors are copied for
 // products.
-const std::map<Residual, LayerCosts> kMost = {
+const std::map<Residual, LayerCosts> kBudgets = {
     {DEEPNORM, {7, 20, 12, 34}},
     {POST_LN, {7, 20, 12, 34}},
     {PRE_LN, {9, 22, 15, 37}},
@@ -392,9 +392,9 @@ TEST(GpuBudgets, APassWaitsOnceForItsLossAllocatesNothingAndKeepsToItsScheme) {
     EXPECT_EQ(costs.waits, 1);  // ReadBack, which a training step calls once
     EXPECT_EQ(costs.allocations, 0);
     const LayerCosts layer = LayerCostsOf(Spec(residual), costs);
-    const auto most = kMost.find(residual);
-    EXPECT_TRUE(most != kMost.end());
-    if (most == kMost.end()) continue;
+    const auto most = kBudgets.find(residual);
+    EXPECT_TRUE(most != kBudgets.end());
+    if (most == kBudgets.end()) continue;
     EXPECT_LE(layer.encoder_forward, most->second.encoder_forward);
     EXPECT_LE(layer.encoder_backward, most->second.encoder_backward);
     EXPECT_LE(layer.decoder_forward, most->second.decoder_forward);

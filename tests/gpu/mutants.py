@@ -196,13 +196,13 @@ MUTANTS = {
     "last-row-of-a-token": (
         CUDA + "embedding.cu", "for (int i = begin; i < end; ++i)", "for (int i = begin; i + 1 < end; ++i)", TRAINING),
     "sum-in-another-order": (
-        CUDA + "optimizer.cu", "sum = SumInWarp(sum);", "sum = SumInWarp(SumInWarp(sum, 4)) * 0.25;", TRAINING),
+        CUDA + "adam.cu", "sum = SumInWarp(sum);", "sum = SumInWarp(SumInWarp(sum, 4)) * 0.25;", TRAINING),
     "ties-by-the-last-column": (
         CUDA + "sampling.cu", "a.index < b.index", "a.index > b.index", TRAINING),
     "floor-too-high": (
         CUDA + "sampling.cu", "better == k - 1", "better == max(k - 2, 0)", TRAINING),
     "too-many-equals": (
-        CUDA + "sampling.cu", "if (found > kMostCandidates) {", "if (false) {", TRAINING),
+        CUDA + "sampling.cu", "if (found > kMaxCandidates) {", "if (false) {", TRAINING),
     "result-still-read": (
         CUDA + "sampling.cu", "  __syncthreads();  // all have read the last result\n", "", TRAINING),
     "attention-of-shorter-sentences": (
@@ -383,7 +383,7 @@ MUTANTS = {
         "trainer/kernels/cuda_session.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",
         "static_cast<void>(standard);", CUDA_OPS + " --gtest_filter=*TheThreadsStream*"),
     "squares-of-another-range": (
-        CUDA + "optimizer.cu", "(p.first_block[middle] <= block ? range : end) = middle;",
+        CUDA + "adam.cu", "(p.first_block[middle] <= block ? range : end) = middle;",
         "(p.first_block[middle] < block ? range : end) = middle;", TRAINING),
     "pieces-in-one-slot": (
         CUDA + "embedding.cu", "return 2 * (begin / kEmbedPieceRows);", "return begin / kEmbedPieceRows;", TRAINING),

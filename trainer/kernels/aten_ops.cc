@@ -13,6 +13,7 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
+#include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet {
 namespace {
@@ -284,13 +285,12 @@ class AtenOps : public Ops {
   }
 
   void CrossEntropy(const CrossEntropyArgs& a) override {
-    constexpr int64_t kChunk = 512;
     LossSums sums;
     const Tensor& weight = OperandOf(*a.weight_VD);
     const double classes = static_cast<double>(weight.size(0));
     const double spread = a.smoothing / (classes - 1.0);
-    for (int64_t begin = 0; begin < a.rows; begin += kChunk) {
-      const int64_t count = std::min(kChunk, a.rows - begin);
+    for (int64_t begin = 0; begin < a.rows; begin += native::kCpuLogitRows) {
+      const int64_t count = std::min(native::kCpuLogitRows, a.rows - begin);
       const Tensor hidden = Slice(a.hidden_RD, begin, count);
       const Tensor labels = Ids(a.labels + begin, count);
       const Tensor real = labels.ge(0).to(residual_).unsqueeze(1);

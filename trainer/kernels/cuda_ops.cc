@@ -17,6 +17,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/cuda/adam.h"
 #include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/cross_entropy.h"
 #include "trainer/kernels/cuda/devices.h"
@@ -28,7 +29,6 @@
 #include "trainer/kernels/cuda/initial_normal.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul.h"
-#include "trainer/kernels/cuda/optimizer.h"
 #include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/sampling.h"
@@ -101,7 +101,7 @@ class CudaOps : public TracedOps {
     return at::TensorOptions(device_).dtype(operand_);
   }
   void StartTrace() override { gpu_.StartTiming(); }
-  std::vector<TimedKernel> TakeTrace() override;
+  std::vector<TimedKernel> StopTrace() override;
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
   void Refresh(Weight& weight) override;
@@ -231,7 +231,7 @@ class CudaOps : public TracedOps {
     if (choices.count == 0) return;
     native::TokenChoices here = choices;
     here.chosen =
-        results_.Take(std::span(choices.chosen, static_cast<size_t>(choices.count * choices.k)));
+        results_.Add(std::span(choices.chosen, static_cast<size_t>(choices.count * choices.k)));
     cuda::ChooseTokens(gpu_, Floats(log_probs), log_probs.size(1), log_probs.stride(0), here);
   }
 
@@ -296,9 +296,9 @@ class CudaOps : public TracedOps {
   LossSums unwanted_;
 };
 
-std::vector<TimedKernel> CudaOps::TakeTrace() {
+std::vector<TimedKernel> CudaOps::StopTrace() {
   std::vector<TimedKernel> kernels;
-  for (const cuda::GpuStream::Timed& launch : gpu_.TakeTimes()) {
+  for (const cuda::GpuStream::Timed& launch : gpu_.StopTiming()) {
     kernels.push_back({launch.name, launch.asked, launch.start, launch.end, launch.product});
   }
   return kernels;
@@ -368,7 +368,7 @@ Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
 }
 
 void CudaOps::Zero(const Tensor& x) {
-  cuda::LaunchGraphs* const graphs = gpu_.graphs();
+  cuda::LaunchGatherer* const graphs = gpu_.graphs();
   if (graphs == nullptr) {
     x.zero_();
     return;
@@ -457,10 +457,10 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
   static_assert(sizeof(LossSums) == 2 * sizeof(double));
   auto* const wanted = reinterpret_cast<double*>(a.sums != nullptr ? a.sums : &unwanted_);
   results_.Reserve(cuda::UploadBlock::Padded(sizeof(LossSums)) + UploadBytes(a.rows));
-  double* const sums = results_.Take(std::span(wanted, 2));
+  double* const sums = results_.Add(std::span(wanted, 2));
   float* const row_nll = a.row_nll == nullptr
                              ? nullptr
-                             : results_.Take(std::span(a.row_nll, static_cast<size_t>(a.rows)));
+                             : results_.Add(std::span(a.row_nll, static_cast<size_t>(a.rows)));
   const int64_t most = native::LogitRows(classes);
   for (int64_t begin = 0; begin < all_rows; begin += most) {
     const int64_t rows = std::min(most, all_rows - begin);
@@ -512,7 +512,7 @@ void CudaOps::SumSquares(std::span<const SquareSums> all) {
     blocks += one.sums.size();
   }
   std::vector<double> sums(blocks);
-  if (blocks > 0) cuda::SumSquares(gpu_, ranges, results_.Take(std::span(sums)));
+  if (blocks > 0) cuda::SumSquares(gpu_, ranges, results_.Add(std::span(sums)));
   results_.Wait();
   auto next = sums.begin();
   for (const SquareSums& one : all) {

@@ -23,7 +23,7 @@ constexpr int kSmallBlocks = 32;
 constexpr int kMaxTrials = 32;
 
 // LibTorch's memory of `device`, so that there is one owner of all of it.
-cuda::GpuStream::Allocate AllocateOn(at::Device device) {
+cuda::GpuStream::Allocator AllocatorOf(at::Device device) {
   return [device](int64_t bytes) {
     auto tensor =
         std::make_shared<Tensor>(at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte)));
@@ -181,7 +181,7 @@ CudaSession::CudaSession(at::Device device, bool check_launches, bool graphs)
     : device_(device),
       repeats_(graphs),
       check_launches_(check_launches),
-      gpu_(check_launches, AllocateOn(device)),
+      gpu_(check_launches, AllocatorOf(device)),
       current_(device, gpu_.get()),
       graphs_(gpu_),
       uploads_(gpu_),
@@ -239,7 +239,7 @@ MicrobatchRows CudaSession::MoveIntoPass(const MicrobatchRows& rows) {
   const auto& uploaded = *static_cast<const Uploaded*>(rows.memory.get());
   if (pass_ == nullptr) {
     pass_bytes_ = uploaded.bytes;
-    pass_ = gpu_.Take(pass_bytes_);
+    pass_ = gpu_.Allocate(pass_bytes_);
   }
   DEEPNET_CHECK_EQ(uploaded.bytes, pass_bytes_) << "microbatches of several capacities";
   auto* const here = static_cast<std::byte*>(pass_.get());

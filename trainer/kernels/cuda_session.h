@@ -82,7 +82,7 @@ class CudaSession : public DeviceSession {
   void BeginStep() override { graphs_.Prepare(); }
   void RunPass(const DevicePass& pass) override;
   void Flush() override { graphs_.Flush(); }
-  double PassSeconds() override { return gpu_.TakeClock(); }
+  double PassSeconds() override { return gpu_.ClockedSeconds(); }
   std::vector<std::string> TakeWarnings() override { return std::exchange(warnings_, {}); }
   void* stream() const override { return gpu_.get(); }
   const char* LastLaunch() const override { return gpu_.last_launch(); }

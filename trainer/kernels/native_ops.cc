@@ -17,6 +17,7 @@
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/embedding.h"
+#include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/linear.h"
 #include "trainer/kernels/native/residual_norm.h"
@@ -28,9 +29,6 @@ namespace deepnet {
 namespace {
 
 using at::Tensor;
-
-// Rows of logits that exist at a time.
-constexpr int64_t kLogitRows = 512;
 
 // Counts the memory of the operations.
 struct NativeSession : public DeviceSession {
@@ -202,9 +200,9 @@ class NativeOps : public Ops {
     LossSums sums;
     const native::PackedWeight& weight = PackedOf(*a.weight_VD);
     const int64_t classes = weight.out();
-    ReserveLogits(std::min(kLogitRows, a.rows), classes, a.dhidden_RD.defined());
-    for (int64_t begin = 0; begin < a.rows; begin += kLogitRows) {
-      const int64_t rows = std::min(kLogitRows, a.rows - begin);
+    ReserveLogits(std::min(native::kCpuLogitRows, a.rows), classes, a.dhidden_RD.defined());
+    for (int64_t begin = 0; begin < a.rows; begin += native::kCpuLogitRows) {
+      const int64_t rows = std::min(native::kCpuLogitRows, a.rows - begin);
       const Tensor hidden = a.hidden_RD.narrow(0, begin, rows);
       native::LinearForward(pool_, table_, In(hidden, rows), weight, nullptr, /*relu=*/false,
                             Out(logits_, rows));

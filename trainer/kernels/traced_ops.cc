@@ -19,7 +19,7 @@ class TimedOps : public TracedOps {
     kernels_.clear();
     tracing_ = true;
   }
-  std::vector<TimedKernel> TakeTrace() override {
+  std::vector<TimedKernel> StopTrace() override {
     tracing_ = false;
     return std::exchange(kernels_, {});
   }

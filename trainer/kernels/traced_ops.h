@@ -4,7 +4,7 @@
 //   const std::unique_ptr<TracedOps> ops = Traced(*std::move(made));
 //   ops->StartTrace();
 //   model.Forward(...);
-//   for (const TimedKernel& kernel : ops->TakeTrace()) Print(kernel.name, kernel.end -
+//   for (const TimedKernel& kernel : ops->StopTrace()) Print(kernel.name, kernel.end -
 //   kernel.start);
 #pragma once
 
@@ -29,7 +29,7 @@ class TracedOps : public Ops {
   // Begins to note kernels. Waits for a device.
   virtual void StartTrace() = 0;
   // Ends that, waits for a device, and returns the kernels since StartTrace in order.
-  virtual std::vector<TimedKernel> TakeTrace() = 0;
+  virtual std::vector<TimedKernel> StopTrace() = 0;
 
  protected:
   using Ops::Ops;

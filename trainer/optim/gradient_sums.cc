@@ -123,7 +123,7 @@ absl::Status HierarchicalReduceScatter::LaunchExchange(Communicator& group,
                                                        std::span<const at::Tensor> shares,
                                                        InFlight flight) {
   const at::Tensor& own = shares[group.rank()];
-  flight.received = TakeBuffer((group.size() - 1) * own.numel());
+  flight.received = AcquireBuffer((group.size() - 1) * own.numel());
   std::vector<Buffer> send, receive;
   for (int r = 0; r < group.size(); ++r) {
     const bool self = r == group.rank();
@@ -152,7 +152,7 @@ absl::Status HierarchicalReduceScatter::LaunchSum(Communicator& group,
     flight.sum = flight.own;
   } else {
     flight.received_elements = most * group.size();
-    flight.received = TakeBuffer(flight.received_elements);
+    flight.received = AcquireBuffer(flight.received_elements);
     blocks = flight.received.narrow(0, 0, flight.received_elements);
     for (int r = 0; r < group.size(); ++r) {
       blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
@@ -196,7 +196,7 @@ void HierarchicalReduceScatter::Reset(RankTrace* trace) {
   waiting_ = 0;
 }
 
-at::Tensor HierarchicalReduceScatter::TakeBuffer(int64_t elements) {
+at::Tensor HierarchicalReduceScatter::AcquireBuffer(int64_t elements) {
   for (size_t i = 0; i < free_.size(); ++i) {
     if (free_[i].numel() < elements) continue;
     at::Tensor taken = std::exchange(free_[i], free_.back());

@@ -110,7 +110,7 @@ class HierarchicalReduceScatter {
   void Keep(InFlight flight);
   absl::Status FinishOldest();
   absl::Status LaunchNextLevels();
-  at::Tensor TakeBuffer(int64_t elements);
+  at::Tensor AcquireBuffer(int64_t elements);
 
   Ops& ops_;
   at::Tensor gradient_;

@@ -74,7 +74,7 @@ void RunTrace::AddKernels(TracedOps& ops) {
   const auto end_device = [&] {
     if (before != nullptr && ops.session().stream() != nullptr) trace_.events.push_back(device);
   };
-  for (const TimedKernel& kernel : ops.TakeTrace()) {
+  for (const TimedKernel& kernel : ops.StopTrace()) {
     const TraceEvent* const in = step.At(kernel.asked);
     const TraceEvent* const now = host.At(kernel.asked);
     if (now != before) {

@@ -58,8 +58,8 @@ struct SharedGroup::Header {
   struct Rank {
     std::atomic<int> state;
     std::atomic<int> device;
-  } ranks[kMostRanks];
-  std::atomic<uint8_t> announced[kMostRanks][kMostRanks][2];  // from, to, {receiver, sender}
+  } ranks[kMaxRanks];
+  std::atomic<uint8_t> announced[kMaxRanks][kMaxRanks][2];  // from, to, {receiver, sender}
 };
 
 struct SharedGroup::Ring {
@@ -98,7 +98,7 @@ std::unique_ptr<SharedGroup> SharedGroup::Join(const ncclUniqueId& id, int size,
   Id given;
   std::memcpy(&given, &id, sizeof(given));
   if (given.magic != kMagic) why = "the id was not made by ncclGetUniqueId";
-  if (size < 1 || size > kMostRanks) why = "size " + std::to_string(size) + " is not 1 to 64";
+  if (size < 1 || size > kMaxRanks) why = "size " + std::to_string(size) + " is not 1 to 64";
   if (rank < 0 || rank >= size) why = "no rank " + std::to_string(rank);
   if (!why.empty()) return nullptr;
   const std::string path =

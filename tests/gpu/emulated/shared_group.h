@@ -32,7 +32,7 @@ struct Descriptor {
 
 class SharedGroup {
  public:
-  static constexpr int kMostRanks = 64;
+  static constexpr int kMaxRanks = 64;
   enum class State : int { kAbsent, kJoined, kLeft, kAborted };
 
   static ncclResult_t MakeId(ncclUniqueId& id);

@@ -419,7 +419,7 @@ __device__ __forceinline__ void HideKeys(float (&scores)[kRows][kStreamedPerLane
 
 // Scores become weights relative to the largest so far; what was summed before is rescaled.
 template <int kChunks, int kRows>
-__device__ __forceinline__ void TakeWeights(float (&scores)[kRows][kStreamedPerLane],
+__device__ __forceinline__ void WeighScores(float (&scores)[kRows][kStreamedPerLane],
                                             RunningSoftmax<kRows>& softmax,
                                             float (&context)[kChunks][kRows][8]) {
 #pragma unroll
@@ -511,7 +511,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
     float scores[kRows][kStreamedPerLane] = {};
     AddAllProducts<T, kChunks, kRows>(k, p.layout, block.mine, block.member, scores);
     HideKeys<kRows>(scores, shape.causal, tile.begin + block.row, key, num_keys, block.member);
-    TakeWeights<kChunks, kRows>(scores, softmax, context);
+    WeighScores<kChunks, kRows>(scores, softmax, context);
     if (p.stream.threshold > 0) {
       uint32_t keep[kRows];
       KeepBitsOfQueries<kRows>(block, p.stream, p.args.q_ids, key, keep);
@@ -535,8 +535,8 @@ template <int kChunks>
 constexpr int kBackwardRows = kChunks <= 2 ? 2 : 1;
 
 // Scores (in powers of two) and d of a lane's weight become p m and d_score.
-__device__ __forceinline__ void TakeGradient(float lse, float delta, bool keep, float keep_scale,
-                                             float& score, float& d) {
+__device__ __forceinline__ void ScoreGradient(float lse, float delta, bool keep, float keep_scale,
+                                              float& score, float& d) {
   const float p = exp2f(score - lse), m = keep ? keep_scale : 0.0f;
   score = p * m;
   d = p * (d * m - delta);
@@ -544,7 +544,7 @@ __device__ __forceinline__ void TakeGradient(float lse, float delta, bool keep, 
 
 // delta of the lane's rows, written for the other kernel, and their log-sum-exp in powers of two.
 template <typename T, int kChunks, int kRows>
-__device__ __forceinline__ void TakeQueryNumbers(const Parameters<AttentionBackwardArgs>& p,
+__device__ __forceinline__ void LoadQueryNumbers(const Parameters<AttentionBackwardArgs>& p,
                                                  const Block<kChunks, kRows, 2>& block,
                                                  float (&lse)[kRows], float (&delta)[kRows]) {
   const int head_dim = p.layout.head_dim;
@@ -599,7 +599,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
   block.template Load<T>(p.args.d_context, p.layout, 1.0f, 1);
   __syncthreads();
   float lse[kRows], delta[kRows];
-  TakeQueryNumbers<T, kChunks, kRows>(p, block, lse, delta);
+  LoadQueryNumbers<T, kChunks, kRows>(p, block, lse, delta);
   const int k_begin = shape.k_offsets[tile.sentence];
   const int num_keys = shape.k_offsets[tile.sentence + 1] - k_begin;
   const int end = shape.causal ? min(num_keys, tile.begin + tile.count) : num_keys;
@@ -625,8 +625,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kStreamedPerLane; ++j) {
-        TakeGradient(lse[i], delta[i], keep[i] >> (block.member + 8 * j) & 1u, p.stream.scale,
-                     scores[i][j], d[i][j]);
+        ScoreGradient(lse[i], delta[i], keep[i] >> (block.member + 8 * j) & 1u, p.stream.scale,
+                      scores[i][j], d[i][j]);
       }
     }
     PutWeights<kRows>(d, block.member, block.weights);
@@ -646,14 +646,14 @@ __device__ __forceinline__ void LoadStreamedNumbers(const Parameters<AttentionBa
   to[kStreamedRows + i] = i < count ? p.delta[place] : 0.0f;
 }
 
-// TakeGradient of the lane's keys and its queries, of `count` from query `query` of the sentence
+// ScoreGradient of the lane's keys and its queries, of `count` from query `query` of the sentence
 // on, which is row `query_row`.
 template <int kRows, typename Block>
-__device__ __forceinline__ void TakeKeyGradients(const Parameters<AttentionBackwardArgs>& p,
-                                                 const Block& block, int query, int query_row,
-                                                 int count,
-                                                 float (&scores)[kRows][kStreamedPerLane],
-                                                 float (&d)[kRows][kStreamedPerLane]) {
+__device__ __forceinline__ void KeyScoreGradients(const Parameters<AttentionBackwardArgs>& p,
+                                                  const Block& block, int query, int query_row,
+                                                  int count,
+                                                  float (&scores)[kRows][kStreamedPerLane],
+                                                  float (&d)[kRows][kStreamedPerLane]) {
   uint32_t keep[kStreamedPerLane];
   KeepBitsOfKeys<kRows>(block, p.stream, p.args.q_ids, query_row, count, keep);
 #pragma unroll
@@ -664,7 +664,7 @@ __device__ __forceinline__ void TakeKeyGradients(const Parameters<AttentionBackw
     for (int i = 0; i < kRows; ++i) {
       const bool hidden = p.args.shape.causal && query + place < block.tile.begin + block.row + i;
       if (hidden) scores[i][j] = -INFINITY;
-      TakeGradient(lse, delta, keep[j] >> i & 1u, p.stream.scale, scores[i][j], d[i][j]);
+      ScoreGradient(lse, delta, keep[j] >> i & 1u, p.stream.scale, scores[i][j], d[i][j]);
     }
   }
 }
@@ -706,7 +706,7 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 3 : 1)
     float d[kRows][kStreamedPerLane] = {}, scores[kRows][kStreamedPerLane] = {};
     AddAllProducts<T, kChunks, kRows>(q, p.layout, block.mine, block.member, scores);
     AddAllProducts<T, kChunks, kRows>(d_context, p.layout, block.mine_too, block.member, d);
-    TakeKeyGradients<kRows>(p, block, query, row, count, scores, d);
+    KeyScoreGradients<kRows>(p, block, query, row, count, scores, d);
     PutWeights<kRows>(scores, block.member, block.weights);
     AddAllWeighted<T, kChunks, kRows>(d_context, p.layout, block.weights, block.member, dv);
     PutWeights<kRows>(d, block.member, block.weights);
@@ -897,7 +897,7 @@ void AttentionForward(GpuStream& gpu, const AttentionForwardArgs& args) {
       .stream = {},
       .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context}),
       .delta = nullptr};
-  p.stream = TakeDropoutStream(gpu, p.args.dropout);
+  p.stream = DropoutStreamOf(gpu, p.args.dropout);
   CheckHeads(shape.heads, shape.head_dim, p.stream);
   CheckedRows(args.k, shape);
   DEEPNET_CHECK_EQ(args.q.rows, args.context.rows);
@@ -920,7 +920,7 @@ void AttentionBackward(GpuStream& gpu, const AttentionBackwardArgs& args) {
       .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context, args.d_context,
                                             args.dq, args.dk, args.dv}),
       .delta = nullptr};
-  p.stream = TakeDropoutStream(gpu, p.args.dropout);
+  p.stream = DropoutStreamOf(gpu, p.args.dropout);
   CheckHeads(shape.heads, shape.head_dim, p.stream);
   const int64_t q_rows = CheckedRows(args.dq, shape), k_rows = CheckedRows(args.dk, shape);
   DEEPNET_CHECK(q_rows == 0 || args.context.data != nullptr)

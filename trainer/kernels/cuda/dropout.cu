@@ -34,13 +34,13 @@ void DropoutMask(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, int
   DEEPNET_CHECK_LE(cols, native::kMaxDropoutFeatures);
   ForRowChunks(
       gpu, "DropoutMask", rows, cols,
-      DrawMask{TakeDropoutStream(gpu, key), ids, mask, native::MaskBytes(cols), MatrixView{}});
+      DrawMask{DropoutStreamOf(gpu, key), ids, mask, native::MaskBytes(cols), MatrixView{}});
 }
 
 void DropoutForward(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, native::Matrix x,
                     uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, native::kMaxDropoutFeatures);
-  const DropoutStream stream = TakeDropoutStream(gpu, key);
+  const DropoutStream stream = DropoutStreamOf(gpu, key);
   if (!stream.active()) return;
   ForRowChunks(gpu, "DropoutForward", x.rows, x.cols,
                DrawMask{stream, ids, mask, native::MaskBytes(x.cols), ViewOf(x)});

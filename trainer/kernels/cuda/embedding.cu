@@ -140,7 +140,7 @@ void EmbedForward(GpuStream& gpu, const EmbedForwardArgs& args) {
   DEEPNET_CHECK_EQ(args.table.cols, args.width);
   DEEPNET_CHECK(args.x_operand.data == nullptr || args.x_operand.cols == args.width);
   EmbedForwardArgs rest = args;
-  const DropoutStream stream = TakeDropoutStream(gpu, rest.dropout);
+  const DropoutStream stream = DropoutStreamOf(gpu, rest.dropout);
   ForRowChunks(gpu, "EmbedForward", args.rows, args.width,
                EmbedRow{.args = rest,
                         .stream = stream,

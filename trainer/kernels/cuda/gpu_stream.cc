@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "parallel/base/clock.h"
-#include "trainer/kernels/cuda/launch_graphs.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -15,10 +14,10 @@ constexpr double kLongestMilliseconds = 500.0;
 }  // namespace
 
 // cudaFree waits for the kernels that use what is given back.
-GpuStream::GpuStream(bool check_launches, Allocate allocate)
-    : check_launches_(check_launches), allocate_(std::move(allocate)) {
-  if (!allocate_) {
-    allocate_ = [this](int64_t bytes) {
+GpuStream::GpuStream(bool check_launches, Allocator allocator)
+    : check_launches_(check_launches), allocator_(std::move(allocator)) {
+  if (!allocator_) {
+    allocator_ = [this](int64_t bytes) {
       void* memory = nullptr;
       Check("cudaMalloc", cudaMalloc(&memory, static_cast<size_t>(bytes)));
       return std::shared_ptr<void>(memory, [](void* p) { cudaFree(p); });
@@ -56,7 +55,7 @@ void GpuStream::StopClock() {
   ++clocked_;
 }
 
-double GpuStream::TakeClock() {
+double GpuStream::ClockedSeconds() {
   double seconds = 0.0;
   for (size_t i = 0; i < clocked_; ++i) {
     float milliseconds = 0.0f;
@@ -87,7 +86,7 @@ void GpuStream::EndTime(const char* name, const ProductShape& product) {
   timed_.back().end = RecordEvent();
 }
 
-std::vector<GpuStream::Timed> GpuStream::TakeTimes() {
+std::vector<GpuStream::Timed> GpuStream::StopTiming() {
   timing_ = false;
   Wait();
   std::vector<Timed> times;
@@ -118,7 +117,7 @@ void* GpuStream::Scratch(int64_t bytes) {
     if (graphs_ != nullptr) graphs_->Flush();  // what waits uses the memory
     scratch_ = nullptr;
     scratch_bytes_ = 0;
-    scratch_ = Take(bytes);
+    scratch_ = Allocate(bytes);
     scratch_bytes_ = bytes;
   }
   return scratch_.get();
@@ -137,10 +136,7 @@ cudaGraph_t GpuStream::EndCapture() {
   return graph;
 }
 
-void GpuStream::Wait() {
-  ++waits_;
-  Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
-}
+void GpuStream::Wait() { Check("cudaStreamSynchronize", cudaStreamSynchronize(stream_)); }
 
 void GpuStream::Launched(const char* what, cudaError_t error, const ProductShape& product) {
   Check(what, error);
@@ -149,7 +145,6 @@ void GpuStream::Launched(const char* what, cudaError_t error, const ProductShape
   last_ = what;
   if (timing_) EndTime(what, product);
   if (!check_launches_) return;
-  ++waits_;
   Check(what, cudaStreamSynchronize(stream_));
 }
 

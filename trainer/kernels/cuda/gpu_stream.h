@@ -13,13 +13,12 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "parallel/base/product.h"
 
 namespace deepnet::cuda {
-
-class LaunchGraphs;
 
 // Its text holds what CUDA says, the call or kernel that it said it to, and the last kernel that
 // was launched before.
@@ -28,13 +27,45 @@ class GpuError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Makes the bytes between the members of `value` zeros: equal values then have equal bytes. Does
+// nothing where the compiler cannot; graphs are then found less often.
+template <typename T>
+void ClearPadding([[maybe_unused]] T& value) {
+#ifdef __has_builtin
+#if __has_builtin(__builtin_clear_padding)
+  __builtin_clear_padding(&value);
+#endif
+#endif
+}
+
+// Notes the launches of a stream instead of their being made (LaunchGraphs).
+class LaunchGatherer {
+ public:
+  virtual ~LaunchGatherer() = default;
+
+  // Notes a launch, which `launch` makes; AddToKey takes everything in which it may differ from
+  // others.
+  virtual void Add(std::function<void()> launch) = 0;
+  template <typename T>
+  void AddToKey(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    ClearPadding(value);
+    key_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+  // Makes the launches that wait; must stand before anything else is put on the stream.
+  virtual void Flush() = 0;
+
+ protected:
+  std::string key_;  // of what waits
+};
+
 // Used by one thread. Must be made and used with its device current (cudaSetDevice).
 class GpuStream {
  public:
   // Returns device memory of at least so many bytes, for use in the order of the stream.
-  using Allocate = std::function<std::shared_ptr<void>(int64_t bytes)>;
-  // Makes a stream. Without `allocate`, memory is CUDA's.
-  explicit GpuStream(bool check_launches = false, Allocate allocate = {});
+  using Allocator = std::function<std::shared_ptr<void>(int64_t bytes)>;
+  // Makes a stream. Without `allocator`, memory is CUDA's.
+  explicit GpuStream(bool check_launches = false, Allocator allocator = {});
   ~GpuStream();  // waits for everything on the stream
   GpuStream(const GpuStream&) = delete;
   GpuStream& operator=(const GpuStream&) = delete;
@@ -44,14 +75,10 @@ class GpuStream {
   // Kernels and copies put on the stream so far.
   int64_t launches() const { return launches_; }
   const char* last_launch() const { return last_; }  // its name; "none"
-  // Times that this thread has waited for the device.
-  int64_t waits() const { return waits_; }
-  // Bytes of scratch memory held.
-  int64_t scratch_bytes() const { return scratch_bytes_; }
 
   // Returns device memory of at least `bytes`, aligned to 256, with unspecified contents, for use
   // in the order of this stream until the last handle is dropped.
-  std::shared_ptr<void> Take(int64_t bytes) { return allocate_(bytes); }
+  std::shared_ptr<void> Allocate(int64_t bytes) { return allocator_(bytes); }
 
   // The same, but it belongs to the kernels of one operation: the next call returns the same
   // memory. Allocates only where an operation needs more than any before it.
@@ -60,10 +87,9 @@ class GpuStream {
   // Waits for everything on the stream.
   void Wait();
 
-  // Launches are noted by `graphs` (trainer/kernels/cuda/launch_graphs.h) instead of made; null:
-  // made.
-  void Gather(LaunchGraphs* graphs) { graphs_ = graphs; }
-  LaunchGraphs* graphs() const { return graphs_; }
+  // Launches are noted by `graphs` instead of made; null: made.
+  void Gather(LaunchGatherer* graphs) { graphs_ = graphs; }
+  LaunchGatherer* graphs() const { return graphs_; }
   // What is launched becomes a graph, without being run, counted or timed.
   void BeginCapture();
   cudaGraph_t EndCapture();
@@ -83,13 +109,13 @@ class GpuStream {
   // Begins to time launches, by a pair of events each. Waits once, to compare the clocks.
   void StartTiming();
   // Ends it, waits, and returns the launches since StartTiming in order.
-  std::vector<Timed> TakeTimes();
+  std::vector<Timed> StopTiming();
 
   // The time from StartClock to StopClock, as the stream comes to them, is added up.
   void StartClock();
   void StopClock();
   // Returns the seconds since the last call. The stream must be behind the last StopClock.
-  double TakeClock();
+  double ClockedSeconds();
 
   // For trainer/kernels/cuda/launch.h and callers of CUDA, before and after what they launch. The
   // second throws GpuError unless `error` is cudaSuccess, and so does Check. `what` names a kernel
@@ -119,11 +145,10 @@ class GpuStream {
   cudaStream_t stream_ = nullptr;
   const char* last_ = "none";  // launched
   int64_t launches_ = 0;
-  int64_t waits_ = 0;
-  Allocate allocate_;
+  Allocator allocator_;
   std::shared_ptr<void> scratch_;
   int64_t scratch_bytes_ = 0;
-  LaunchGraphs* graphs_ = nullptr;
+  LaunchGatherer* graphs_ = nullptr;
   bool capturing_ = false;
   const uint32_t* step_ = nullptr;
   bool timing_ = false;
@@ -134,7 +159,7 @@ class GpuStream {
     Event begin, end;
   };
   std::vector<Interval> clock_;  // events are used again
-  size_t clocked_ = 0;           // intervals since TakeClock
+  size_t clocked_ = 0;           // intervals since ClockedSeconds
 };
 
 }  // namespace deepnet::cuda

@@ -14,7 +14,7 @@ constexpr int64_t kFirstResultBytes = int64_t{1} << 20;
 }  // namespace
 
 struct UploadBlock::Memory {
-  Memory(GpuStream& gpu, int64_t bytes) : capacity(bytes), device(gpu.Take(bytes)) {
+  Memory(GpuStream& gpu, int64_t bytes) : capacity(bytes), device(gpu.Allocate(bytes)) {
     gpu.Check("cudaMallocHost", cudaMallocHost(&pinned, static_cast<size_t>(bytes)));
     gpu.Check("cudaEventCreateWithFlags",
               cudaEventCreateWithFlags(&copied, cudaEventDisableTiming));
@@ -92,7 +92,7 @@ void ResultQueue::Reserve(int64_t bytes) {
   if (bytes > capacity_) Grow(bytes);
 }
 
-void* ResultQueue::TakeBytes(void* host, int64_t bytes) {
+void* ResultQueue::AddBytes(void* host, int64_t bytes) {
   const int64_t padded = UploadBlock::Padded(bytes);
   Reserve(padded);
   char* const result = static_cast<char*>(device_.get()) + used_;
@@ -108,7 +108,7 @@ void ResultQueue::Grow(int64_t bytes) {
   cudaFreeHost(pinned_);
   pinned_ = nullptr;
   capacity_ = std::max(bytes, 2 * capacity_);
-  device_ = gpu_.Take(capacity_);
+  device_ = gpu_.Allocate(capacity_);
   gpu_.Check("cudaMallocHost",
              cudaMallocHost(reinterpret_cast<void**>(&pinned_), static_cast<size_t>(capacity_)));
 }

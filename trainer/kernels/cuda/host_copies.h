@@ -68,18 +68,19 @@ class ResultQueue {
   ResultQueue(const ResultQueue&) = delete;
   ResultQueue& operator=(const ResultQueue&) = delete;
 
-  // Makes room for `bytes`, padded sizes of arrays summed: Take does not wait until so much is
+  // Makes room for `bytes`, padded sizes of arrays summed: Add does not wait until so much is
   // taken.
   void Reserve(int64_t bytes);
 
   // Returns device memory for `host.size()` values, zeros at first; the next Wait copies them to
   // `host`. Where there is no room it waits as Wait does.
   template <typename T>
-  T* Take(std::span<T> host) {
-    return static_cast<T*>(TakeBytes(host.data(), static_cast<int64_t>(host.size_bytes())));
+  T* Add(std::span<T> host) {
+    return static_cast<T*>(AddBytes(host.data(), static_cast<int64_t>(host.size_bytes())));
   }
 
-  // Waits for everything on the stream and fills the host memory of all Takes since the last Wait.
+  // Waits for everything on the stream and fills the host memory of all that was added since the
+  // last Wait.
   void Wait();
 
  private:
@@ -88,7 +89,7 @@ class ResultQueue {
     int64_t offset, bytes;
   };
 
-  void* TakeBytes(void* host, int64_t bytes);
+  void* AddBytes(void* host, int64_t bytes);
   void Grow(int64_t bytes);
 
   GpuStream& gpu_;

@@ -11,7 +11,6 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_code.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
-#include "trainer/kernels/cuda/launch_graphs.h"
 
 namespace deepnet::cuda {
 
@@ -42,7 +41,7 @@ void Launch(GpuStream& gpu, const char* name, void (*kernel)(Parameters...), dim
             size_t shared_bytes, Arguments&&... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments));
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  LaunchGraphs* const graphs = gpu.graphs();
+  LaunchGatherer* const graphs = gpu.graphs();
   if (graphs == nullptr) return LaunchNow(gpu, name, kernel, grid, block, shared_bytes, values);
   graphs->AddToKey(kernel);
   graphs->AddToKey(grid);

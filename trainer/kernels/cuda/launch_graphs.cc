@@ -6,7 +6,7 @@ namespace deepnet::cuda {
 namespace {
 
 // Launches of a graph, at most: the GPU begins with a pass while the host notes the rest of it.
-constexpr size_t kMostLaunches = 256;
+constexpr size_t kMaxLaunches = 256;
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void LaunchGraphs::Begin(Use use) {
 
 void LaunchGraphs::Add(std::function<void()> launch) {
   waiting_.push_back(std::move(launch));
-  if (waiting_.size() == kMostLaunches) Flush();
+  if (waiting_.size() == kMaxLaunches) Flush();
 }
 
 void LaunchGraphs::Flush() {

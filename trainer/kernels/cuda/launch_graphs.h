@@ -15,11 +15,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -28,18 +25,7 @@
 
 namespace deepnet::cuda {
 
-// Makes the bytes between the members of `value` zeros: equal values then have equal bytes. Does
-// nothing where the compiler cannot; graphs are then found less often.
-template <typename T>
-void ClearPadding([[maybe_unused]] T& value) {
-#ifdef __has_builtin
-#if __has_builtin(__builtin_clear_padding)
-  __builtin_clear_padding(&value);
-#endif
-#endif
-}
-
-class LaunchGraphs {
+class LaunchGraphs : public LaunchGatherer {
  public:
   enum class Use {
     kNone,    // launches are made at once
@@ -49,22 +35,13 @@ class LaunchGraphs {
   };
 
   explicit LaunchGraphs(GpuStream& gpu);  // which must outlive it
-  ~LaunchGraphs();
+  ~LaunchGraphs() override;
   LaunchGraphs(const LaunchGraphs&) = delete;
   LaunchGraphs& operator=(const LaunchGraphs&) = delete;
 
   void Begin(Use use);
-  // Notes a launch, which `launch` makes; AddToKey takes everything in which it may differ from
-  // others.
-  void Add(std::function<void()> launch);
-  template <typename T>
-  void AddToKey(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    ClearPadding(value);
-    key_.append(reinterpret_cast<const char*>(&value), sizeof(T));
-  }
-  // Makes the launches that wait; must stand before anything else is put on the stream.
-  void Flush();
+  void Add(std::function<void()> launch) override;
+  void Flush() override;
   // Flushes, and makes launches at once from now on. Returns whether some since Begin were made one
   // by one because they had no graph.
   bool End();
@@ -73,8 +50,6 @@ class LaunchGraphs {
   // Judges the graphs that were tried since the last call: whether their results had the bits of
   // the same launches one by one. If not, they are not used again.
   void Judge(bool equal);
-
-  int64_t num_graphs() const { return static_cast<int64_t>(graphs_.size()); }
 
  private:
   enum class State { kNew, kProved, kWrong };
@@ -90,7 +65,6 @@ class LaunchGraphs {
   Use use_ = Use::kNone;
   bool missed_ = false;
   std::vector<std::function<void()>> waiting_;
-  std::string key_;  // of what waits
   absl::flat_hash_map<std::string, Graph> graphs_;
   std::vector<std::string> tried_;  // keys
 };
@@ -110,7 +84,7 @@ class WithoutGraphs {
 
  private:
   GpuStream& gpu_;
-  LaunchGraphs* const graphs_;
+  LaunchGatherer* const graphs_;
 };
 
 }  // namespace deepnet::cuda

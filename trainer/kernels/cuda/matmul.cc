@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/matmul_algorithms.h"
 
 namespace deepnet::cuda {
@@ -27,7 +26,7 @@ ProductShape ShapeOf(const MatmulArgs& args) {
 
 Matmul::Matmul(GpuStream& gpu) : gpu_(gpu) {
   CheckCublas("cublasLtCreate", cublasLtCreate(&handle_));
-  workspace_ = gpu_.Take(kWorkspaceBytes);
+  workspace_ = gpu_.Allocate(kWorkspaceBytes);
 }
 
 Matmul::~Matmul() { cublasLtDestroy(handle_); }
@@ -35,7 +34,7 @@ Matmul::~Matmul() { cublasLtDestroy(handle_); }
 void Matmul::Run(const MatmulArgs& args) {
   const MatmulSizes sizes = SizesOf(args);
   if (sizes.rows == 0 || sizes.cols == 0 || sizes.inner == 0) return;
-  LaunchGraphs* const graphs = gpu_.graphs();
+  LaunchGatherer* const graphs = gpu_.graphs();
   if (graphs == nullptr) return RunNow(args);
   graphs->AddToKey(args);
   graphs->Add([=, this] { RunNow(args); });

@@ -20,7 +20,7 @@ constexpr int kCandidates = 16;
 constexpr int kWarmUps = 5, kBatches = 4, kCalls = 10;
 // Operands and results change from call to call, so that they come from memory as in a step.
 constexpr int64_t kBeyondCaches = int64_t{256} << 20;
-constexpr int kLeastSets = 3, kMostSets = 16;
+constexpr int kMinSets = 3, kMaxSets = 16;
 constexpr int64_t kDrawn = int64_t{1} << 20;  // random numbers, used again and again
 
 int64_t BytesOf(const native::ConstMatrix& m) {
@@ -45,7 +45,7 @@ class Trials {
     native::Matrix relu_output;
   };
 
-  void* Take(int64_t bytes);
+  void* Allocate(int64_t bytes);
   native::Matrix Random(int64_t rows, int64_t cols, native::Element element);
   Set MakeSet();
   MatmulEpilogue With(const Set& set, cublasLtEpilogue_t kind) const;
@@ -66,31 +66,30 @@ class Trials {
 
 Trials::Trials(const ProductTask& task) : task_(task) {
   CheckCublas("cublasLtCreate", cublasLtCreate(&handle_));
-  workspace_ = Take(Matmul::kWorkspaceBytes);
+  workspace_ = Allocate(Matmul::kWorkspaceBytes);
   std::vector<float> host(kDrawn);
   std::mt19937 draw(1);
   for (float& x : host) x = static_cast<float>(draw()) / 2147483648.0f - 1.0f;
-  void* const drawn = Take(kDrawn * int64_t{sizeof(float)});
+  void* const drawn = Allocate(kDrawn * int64_t{sizeof(float)});
   gpu_.Check("cudaMemcpyAsync", cudaMemcpyAsync(drawn, host.data(), host.size() * sizeof(float),
                                                 cudaMemcpyHostToDevice, gpu_.get()));
   gpu_.Wait();
   drawn_ = {drawn, native::Element::kFloat32, 1, kDrawn, kDrawn};
   int64_t bytes = 0;
-  while (std::ssize(sets_) < kLeastSets ||
-         (bytes < kBeyondCaches && std::ssize(sets_) < kMostSets)) {
+  while (std::ssize(sets_) < kMinSets || (bytes < kBeyondCaches && std::ssize(sets_) < kMaxSets)) {
     const MatmulArgs& args = sets_.emplace_back(MakeSet()).args;
     bytes += BytesOf(args.a) + BytesOf(args.b) + BytesOf(args.y);
   }
 }
 
-void* Trials::Take(int64_t bytes) {
-  memory_.push_back(gpu_.Take(bytes));
+void* Trials::Allocate(int64_t bytes) {
+  memory_.push_back(gpu_.Allocate(bytes));
   return memory_.back().get();
 }
 
 native::Matrix Trials::Random(int64_t rows, int64_t cols, native::Element element) {
   const int64_t size = element == native::Element::kFloat32 ? 4 : 2;
-  auto* const data = static_cast<char*>(Take(rows * cols * size));
+  auto* const data = static_cast<char*>(Allocate(rows * cols * size));
   for (int64_t done = 0; done < rows * cols; done += kDrawn) {
     const int64_t count = std::min(kDrawn, rows * cols - done);
     native::ConstMatrix from = drawn_;
@@ -159,7 +158,7 @@ double Trials::SecondsOf(const std::function<cublasStatus_t(const Set& set)>& ca
     gpu_.Launched("CudaGraph", cudaGraphLaunch(exec, gpu_.get()));
     gpu_.StopClock();
     gpu_.Wait();
-    const double seconds = gpu_.TakeClock() / kCalls;
+    const double seconds = gpu_.ClockedSeconds() / kCalls;
     least = batch == 0 ? seconds : std::min(least, seconds);
   }
   return least;

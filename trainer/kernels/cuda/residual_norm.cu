@@ -11,6 +11,7 @@
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/row_chunks.h"
+#include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -24,7 +25,6 @@ constexpr int MaxThreadsOf(int chunks) { return chunks == 1 ? 256 : kMaxThreads;
 [[maybe_unused]] constexpr int MinBlocksOf(int chunks) { return chunks == 1 ? 4 : 1; }
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kNarrowThreads = 128;  // of a block of several rows
-constexpr int kRunRows = 16;         // rows of one partial sum, at least
 
 // How the rows of a width lie on threads.
 struct RowShape {
@@ -432,7 +432,7 @@ void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
                          .mask_stride = native::MaskBytes(args.width),
                          .wide_rows = AllWide(args.width, args.x, args.sum, args.y, args.xhat),
                          .wide_columns = AllWide(4, args.gain, args.bias)};
-  const DropoutStream stream = TakeDropoutStream(gpu, k.args.dropout);
+  const DropoutStream stream = DropoutStreamOf(gpu, k.args.dropout);
   if (args.branch.data != nullptr) k.stream = stream;
   DEEPNET_CHECK(!k.stream.active() || args.mask != nullptr) << "dropout needs a mask";
   if (args.gain == nullptr) {
@@ -461,7 +461,7 @@ void ResidualNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args,
   DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
   const RowShape shape = ShapeOf(args.width);
   BackwardKernelArgs k = BackwardArgsOf(args, dy);
-  k.run_rows = std::max(kRunRows, shape.rows);
+  k.run_rows = std::max(native::kNormRunRows, shape.rows);
   const unsigned blocks = BlocksOf(args.rows, k.run_rows);
   if (args.d_gain != nullptr) {
     const int64_t floats = int64_t{2} * blocks * args.width;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMostCandidates = 1024;
+constexpr int kMaxCandidates = 1024;
 
 struct Args {
   const float* log_probs;
@@ -49,7 +49,7 @@ struct Shared {
   float largest[kThreads];  // of each thread's columns
   float floor;
   int num_candidates;
-  Candidate candidates[kMostCandidates];
+  Candidate candidates[kMaxCandidates];
   Candidate of_warp[kWarps];
 };
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ Row RowOf(const Args& args, const native::TokenChoice
 }
 
 // Chooses the token that a choice names, whatever its kind.
-__device__ void TakeGiven(const Args& args, const native::TokenChoice& choice) {
+__device__ void ChooseGiven(const Args& args, const native::TokenChoice& choice) {
   const float value = args.log_probs[choice.row * args.stride + choice.given];
   native::TokenScore* const chosen =
       args.choices.chosen + static_cast<int64_t>(blockIdx.x) * args.choices.k;
@@ -101,7 +101,7 @@ __device__ void FindFloor(const Row& row, int k, Shared& shared) {
   __syncthreads();
 }
 
-// Returns how many columns reach the floor; the first kMostCandidates found are in shared memory.
+// Returns how many columns reach the floor; the first kMaxCandidates found are in shared memory.
 __device__ int Collect(const Row& row, Shared& shared) {
   const float floor = shared.floor;
 #pragma unroll 4
@@ -109,7 +109,7 @@ __device__ int Collect(const Row& row, Shared& shared) {
     const float value = ValueAt(row, col);
     if (!(value >= floor) || value == -INFINITY) continue;
     const int place = atomicAdd(&shared.num_candidates, 1);
-    if (place < kMostCandidates) shared.candidates[place] = {value, col};
+    if (place < kMaxCandidates) shared.candidates[place] = {value, col};
   }
   __syncthreads();
   return shared.num_candidates;
@@ -143,13 +143,13 @@ __device__ Candidate BestAfter(const Row& row, const Candidate& last, Shared& sh
 __global__ void __launch_bounds__(kThreads) TopKKernel(const Args args) {
   BLOCK_SHARED(Shared, shared);
   const native::TokenChoice choice = args.choices.choices[blockIdx.x];
-  if (choice.given >= 0) return TakeGiven(args, choice);
+  if (choice.given >= 0) return ChooseGiven(args, choice);
   const Row row = RowOf(args, choice);
   const int k = args.choices.k, thread = static_cast<int>(threadIdx.x);
   native::TokenScore* const chosen = args.choices.chosen + static_cast<int64_t>(blockIdx.x) * k;
   FindFloor(row, k, shared);
   const int found = Collect(row, shared);
-  if (found > kMostCandidates) {
+  if (found > kMaxCandidates) {
     Candidate last = {INFINITY, -1};
     for (int rank = 0; rank < k; ++rank) {
       last = BestAfter(row, last, shared);
@@ -272,7 +272,7 @@ __device__ int FindInRun(const DrawRow& of, int begin, int end, double sum, doub
 __global__ void __launch_bounds__(kThreads) DrawKernel(const Args args) {
   BLOCK_SHARED(DrawShared, shared);
   const native::TokenChoice choice = args.choices.choices[blockIdx.x];
-  if (choice.given >= 0) return TakeGiven(args, choice);
+  if (choice.given >= 0) return ChooseGiven(args, choice);
   DrawRow of = {.row = RowOf(args, choice), .temperature = args.choices.temperature};
   const Row& row = of.row;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

@@ -33,18 +33,6 @@ DropoutStream MakeDropoutStream(const DropoutKey& key) {
       .scale = KeepScale(key.rate)};
 }
 
-bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature) {
-  const DropoutStream stream = MakeDropoutStream(key);
-  DEEPNET_CHECK(position < (1u << 20)) << "position " << position;
-  DEEPNET_CHECK(feature >= 0 && feature < kMaxDropoutFeatures) << "feature " << feature;
-  const PhiloxBlock words =
-      Philox({stream.key0, stream.key1}, {stream.counter0, pair, stream.counter2 | position,
-                                          stream.counter3 | static_cast<uint32_t>(feature / 8)});
-  const int lane = static_cast<int>(feature % 8);
-  const uint32_t bits = words[lane / 2] >> (16 * (lane % 2)) & 0xFFFFu;
-  return bits >= stream.threshold;
-}
-
 void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
                  int64_t rows, int64_t cols, uint8_t* mask) {
   DEEPNET_CHECK_LE(cols, kMaxDropoutFeatures);

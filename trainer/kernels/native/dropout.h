@@ -63,9 +63,6 @@ DropoutStream MakeDropoutStream(const DropoutKey& key);
 // 1 / (1 - rate) as every kernel multiplies with it.
 float KeepScale(double rate);
 
-// One decision, the slow way: the definition that the vector code is tested against.
-bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature);
-
 // mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
 void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
                  int64_t rows, int64_t cols, uint8_t* mask);

@@ -1,6 +1,5 @@
-// Sizes by which kernels for GPUs cut their work and which the planner counts with as well
-// (trainer/model/{describe,work}.cc). They depend on a run's shapes alone, never on the card, and
-// so do the orders of sums.
+// Sizes by which kernels cut their work and which the planner counts with as well (trainer/model).
+// They depend on a run's shapes alone, never on the card, and so do the orders of sums.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +12,20 @@ namespace deepnet::native {
 inline constexpr int kBiasRunRows = 64;
 inline constexpr int64_t kFewRows = 512;
 
+// A partial sum of a norm's gain and bias covers so many rows at least.
+inline constexpr int kNormRunRows = 16;
+
+// Rows and keys that flash attention works on at a time: it pads a sentence to multiples of them.
+inline constexpr int64_t kFlashTile = 128;
+
+// Rows of logits that exist at once on a CPU.
+inline constexpr int64_t kCpuLogitRows = 512;
+
 // Rows of logits begin at multiples of so many elements, as products with tensor cores want them.
 inline constexpr int64_t kLogitAlignment = 64;
 
-// Rows of logits that exist at once: 1 GiB of them, between 512 and 8,192. So many rows of hidden
-// features are one term of the sum that is the gradient of the output matrix.
+// Rows of logits that exist at once on a GPU: 1 GiB of them, between 512 and 8,192. So many rows of
+// hidden features are one term of the sum that is the gradient of the output matrix.
 constexpr int64_t LogitRows(int64_t vocabulary) {
   constexpr int64_t kBytes = int64_t{1} << 30, kFloatBytes = 4, kStep = 128;
   const int64_t rows = kBytes / (kFloatBytes * std::max<int64_t>(1, vocabulary));

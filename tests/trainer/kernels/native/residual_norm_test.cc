@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/trainer/kernels/native/keep_element.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
 #include "trainer/kernels/native/scratch.h"
 

@@ -21,8 +21,8 @@ struct FloatRange {
 
 // The sums of x[i]^2 over blocks of native::kSumSquaresBlock elements, the last one of a range the
 // rest, in double precision: the bits of the CPU. Those of a range stand behind those of the range
-// before. `sums` is device memory. One launch for kMostRanges ranges.
-inline constexpr int kMostRanges = 128;
+// before. `sums` is device memory. One launch for kMaxRanges ranges.
+inline constexpr int kMaxRanges = 128;
 void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums);
 
 }  // namespace deepnet::cuda

@@ -1,4 +1,4 @@
-#include "trainer/kernels/cuda/optimizer.h"
+#include "trainer/kernels/cuda/adam.h"
 
 #include <limits>
 
@@ -77,7 +77,7 @@ TEST(GpuSumSquares, HasTheBitsOfTheCpu) {
   ForThreadOrders([&](GpuStream& gpu) {
     const DeviceArray<double> sums(twin.size());
     SumSquares(gpu, ranges, sums.data());
-    EXPECT_EQ(gpu.launches(), (ranges.size() + kMostRanges - 1) / kMostRanges);
+    EXPECT_EQ(gpu.launches(), (ranges.size() + kMaxRanges - 1) / kMaxRanges);
     const std::vector<double> got = sums.Read(gpu);
     EXPECT_TRUE(got == twin);
     std::vector<uint8_t> bytes;

@@ -1,9 +1,9 @@
 #include <algorithm>
 
+#include "trainer/kernels/cuda/adam.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/fours.h"
 #include "trainer/kernels/cuda/launch.h"
-#include "trainer/kernels/cuda/optimizer.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -63,9 +63,9 @@ int64_t NumBlocks(int64_t n) {
 
 // The ranges of a launch lie in its arguments, so that nothing is copied to the device for them.
 struct RangesOfLaunch {
-  int count = 0;                         // ranges
-  int64_t first_block[kMostRanges + 1];  // of each range; then the number of blocks
-  FloatRange ranges[kMostRanges];
+  int count = 0;                        // ranges
+  int64_t first_block[kMaxRanges + 1];  // of each range; then the number of blocks
+  FloatRange ranges[kMaxRanges];
 };
 
 // A warp takes a block of elements: element i goes to lane i % 32, and the lanes are added by
@@ -109,11 +109,11 @@ void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* we
 }
 
 void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums) {
-  for (size_t begin = 0; begin < ranges.size(); begin += kMostRanges) {
+  for (size_t begin = 0; begin < ranges.size(); begin += kMaxRanges) {
     RangesOfLaunch p = {};
     int64_t num_blocks = 0;
     for (const FloatRange& range :
-         ranges.subspan(begin, std::min<size_t>(kMostRanges, ranges.size() - begin))) {
+         ranges.subspan(begin, std::min<size_t>(kMaxRanges, ranges.size() - begin))) {
       p.first_block[p.count] = num_blocks;
       p.ranges[p.count++] = range;
       num_blocks += NumBlocks(range.n);

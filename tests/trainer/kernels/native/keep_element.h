@@ -1,0 +1,24 @@
+// One decision of dropout, the slow way: the definition that kernels are tested against.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/base/check.h"
+#include "parallel/base/philox.h"
+#include "trainer/kernels/native/dropout.h"
+
+namespace deepnet::native {
+
+inline bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature) {
+  const DropoutStream stream = MakeDropoutStream(key);
+  DEEPNET_CHECK(position < (1u << 20)) << "position " << position;
+  DEEPNET_CHECK(feature >= 0 && feature < kMaxDropoutFeatures) << "feature " << feature;
+  const PhiloxBlock words =
+      Philox({stream.key0, stream.key1}, {stream.counter0, pair, stream.counter2 | position,
+                                          stream.counter3 | static_cast<uint32_t>(feature / 8)});
+  const int lane = static_cast<int>(feature % 8);
+  const uint32_t bits = words[lane / 2] >> (16 * (lane % 2)) & 0xFFFFu;
+  return bits >= stream.threshold;
+}
+
+}  // namespace deepnet::native
