@@ -28,7 +28,7 @@
 #include "tests/support/run_ranks.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/cuda/devices.h"
-#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/linear.h"
 #include "trainer/resolve_run.h"
 #include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"

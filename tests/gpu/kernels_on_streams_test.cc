@@ -21,7 +21,7 @@
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
-#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/linear.h"
 #include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/side_copies.h"
 

@@ -61,7 +61,7 @@ MUTANTS = {
     "launches-without-an-end": (
         CUDA + "gpu_stream.cc", "  timed_.back().end = RecordEvent();\n", "", TRACE),
     "products-are-not-timed": (
-        CUDA + "matmul.cc", "  gpu_.Launching();\n", "", TRACE),
+        CUDA + "linear.cc", "  gpu_.Launching();\n", "", TRACE),
     "exceptions-pass-what-is-under-way": (
         "parallel/exec/pipeline_executor.cc", "return options_.guard ? options_.guard(work) : work();", "return work();", ERRORS),
     "memory-that-ends-is-internal": (
@@ -241,7 +241,7 @@ MUTANTS = {
         "trainer/kernels/cuda_session.cc", "uploads_.Reserve(num_batches, batch_bytes);", "uploads_.Reserve(0 * num_batches, batch_bytes);",
         "gpu_budgets_test --gtest_filter=*EverySize*"),
     "refused-algorithm-is-tried-again": (
-        CUDA + "matmul.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", STREAMS),
+        CUDA + "linear.cc", "    algorithms_of_rows_.emplace(key, other);\n", "", STREAMS),
     "gradient-that-no-query-adds-to": (
         "trainer/kernels/cuda_ops.cc", "count == 0) return ZeroKeyGradients(g);", "count == 0) return;",
         "gpu_cuda_ops_test --gtest_filter=*NoQuery*"),
@@ -370,14 +370,14 @@ MUTANTS = {
         CUDA + "row_chunks.h", "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y) * across);",
         "const dim3 grid(static_cast<unsigned>((rows + y - 1) / y), across);", "gpu_stream_test"),
     "refused-product-given-up": (
-        CUDA + "matmul.cc", "(status == CUBLAS_STATUS_NOT_SUPPORTED ||", "(status == CUBLAS_STATUS_ALLOC_FAILED ||",
+        CUDA + "linear.cc", "(status == CUBLAS_STATUS_NOT_SUPPORTED ||", "(status == CUBLAS_STATUS_ALLOC_FAILED ||",
         STREAMS),
     "other-bits-pass": (
         CUDA + "product_trials.cc", "      ++unequal;\n", "", STREAMS),
     "sums-are-split-everywhere": (
         CUDA + "product_trials.cc", "task_.may_split ? parts : never;", "parts;", STREAMS),
     "bias-where-it-lies": (
-        CUDA + "matmul.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
+        CUDA + "linear.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
         CUDA_OPS + " --gtest_filter=*ABias*"),
     "stream-outlives-its-operations": (
         "trainer/kernels/cuda_session.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",

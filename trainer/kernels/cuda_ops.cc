@@ -28,7 +28,7 @@
 #include "trainer/kernels/cuda/host_copies.h"
 #include "trainer/kernels/cuda/initial_normal.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
-#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/linear.h"
 #include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/cuda/residual_norm.h"
 #include "trainer/kernels/cuda/sampling.h"

@@ -206,7 +206,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 }  // extern "C"
 
-// Tests of kernels need no products. A linker that takes in matmul.cc all the same (ASan's builds)
+// Tests of kernels need no products. A linker that takes in linear.cc all the same (ASan's builds)
 // finds the names of cuBLASLt here; calling one ends the test.
 extern "C" {
 [[noreturn]] void cublasLtCreate() { std::abort(); }

@@ -10,7 +10,7 @@
 
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
-#include "trainer/kernels/cuda/matmul_algorithms.h"
+#include "trainer/kernels/cuda/linear_algorithms.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
 
 namespace deepnet::cuda {

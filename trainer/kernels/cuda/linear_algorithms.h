@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/linear.h"
 
 namespace deepnet::cuda {
 

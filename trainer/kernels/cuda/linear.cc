@@ -1,8 +1,8 @@
-#include "trainer/kernels/cuda/matmul.h"
+#include "trainer/kernels/cuda/linear.h"
 
 #include <bit>
 
-#include "trainer/kernels/cuda/matmul_algorithms.h"
+#include "trainer/kernels/cuda/linear_algorithms.h"
 
 namespace deepnet::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // cuBLASLt thinks in columns: a row-major matrix is its own transpose there. So y = a b becomes
 // y^T = b^T a^T, which is a product of cuBLASLt's whose first factor is b.
-#include "trainer/kernels/cuda/matmul_algorithms.h"
+#include "trainer/kernels/cuda/linear_algorithms.h"
 
 #include <algorithm>
 #include <bit>
