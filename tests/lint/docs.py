@@ -114,6 +114,29 @@ for name in tracked:
         variables = {first or second for first, second in variables} - SHELLS_OWN
     mistakes += [f"{INPUT}: {name} reads {v}, which is not named" for v in sorted(variables) if f"`{v}`" not in page]
 
+# The table of operations: a family's files follow from its name, but for those that its cells say instead.
+KERNELS = "docs/design/compute.md"
+table = read(KERNELS).partition("## Where an operation stands")[2].partition("\n## ")[0]
+placed = []
+for family, operations, cpu, gpu in re.findall(r"^\| `?(\w+)`? \| (`.*?) \| (.*?) ?\| (.*?) ?\|$", table, re.M):
+    placed += re.findall(r"`(\w+)`", operations)
+    files = {} if family == "none" else {"native": cpu.startswith("none"), "cuda": gpu.startswith("none")}
+    for folder, none in files.items():
+        cell = gpu if folder == "cuda" else cpu
+        kernel = f"trainer/kernels/{folder}/{family}"
+        test = f"tests/gpu/kernels/{family}_test.cc" if folder == "cuda" else f"tests/trainer/kernels/native/{family}_test.cc"
+        wanted = [f"{kernel}.h", kernel + (".cc" if folder == "native" else ".cu"), test]
+        if folder == "cuda" and f"{family}.cc" in cell:
+            wanted = [f"{kernel}.h", f"{kernel}.cc"]
+        wanted += [p if "/" in p else f"trainer/kernels/{folder}/{p}" for p in re.findall(r"`([\w/]+\.\w+)`", cell)]
+        missing = [path for path in wanted if not none and not Path(path).exists()]
+        mistakes += [f"{KERNELS}: {family}: there is no {path}" for path in missing]
+        if none and Path(f"{kernel}.h").exists():
+            mistakes.append(f"{KERNELS}: {family}: there is a {kernel}.h")
+said = re.findall(r"^  virtual [\w:<> ]+?[ &*](\w+)\(", read(r"trainer/kernels/ops\.h"), re.M)
+for operation in sorted(set(placed) ^ set(said)) + [o for o in set(placed) if placed.count(o) > 1]:
+    mistakes.append(f"{KERNELS}: {operation}: is not in ops.h, or has no place or two")
+
 for mistake in mistakes:
     print(mistake, file=sys.stderr)
 print(f"docs: {len(quoted)} quotations of {PAGE}, {len(named)} files in {INPUT}")
