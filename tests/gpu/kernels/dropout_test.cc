@@ -28,10 +28,12 @@ std::vector<uint8_t> MaskOfOneRow(const DropoutKey& key, uint32_t pair, uint32_t
   TwinArray<uint32_t>& pairs = twin.Numbers({pair});
   TwinArray<uint32_t>& positions = twin.Numbers({position});
   TwinArray<uint8_t>& mask = twin.RandomBytes(12);
-  twin.Run([] {},
-           [&](GpuStream& gpu) {
-             DropoutMask(gpu, key, {pairs.at(kGpu), positions.at(kGpu)}, 1, 96, mask.at(kGpu));
-           });
+  TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, 1, 96, 1);
+  twin.Run(
+      [] {},
+      [&](GpuStream& gpu) {
+        DropoutForward(gpu, key, {pairs.at(kGpu), positions.at(kGpu)}, x.at(kGpu), mask.at(kGpu));
+      });
   return mask.Gpu();
 }
 
@@ -52,15 +54,17 @@ TEST(GpuDropout, MasksAreTheCpusAtEveryShape) {
       Twin twin;
       TwinIds ids(twin, rows);
       TwinArray<uint8_t>& mask = twin.RandomBytes(rows * MaskBytes(cols));
+      TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, rows, cols, 1);
       twin.Run(
           [&] {
-            native::DropoutMask(Pool(), CpuTable(), kFarKey, ids.at<RowIds>(kCpu), rows, cols,
-                                mask.at(kCpu));
+            native::DropoutForward(Pool(), CpuTable(), kFarKey, ids.at<RowIds>(kCpu), x.at(kCpu),
+                                   mask.at(kCpu));
           },
           [&](GpuStream& gpu) {
-            DropoutMask(gpu, kFarKey, ids.at<RowIds>(kGpu), rows, cols, mask.at(kGpu));
+            DropoutForward(gpu, kFarKey, ids.at<RowIds>(kGpu), x.at(kGpu), mask.at(kGpu));
           });
       ExpectSame(mask);
+      ExpectSame(x);
       EXPECT_EQ(twin.launches(), rows > 0 ? 1 : 0);
     }
   }

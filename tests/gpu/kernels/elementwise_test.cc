@@ -10,6 +10,7 @@
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/twin.h"
+#include "tests/trainer/kernels/native/dropout_testing.h"
 #include "trainer/kernels/native/residual_norm.h"
 
 namespace deepnet::cuda::testing {

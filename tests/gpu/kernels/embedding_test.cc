@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
+#include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
 #include "trainer/kernels/native/scratch.h"
 #include "trainer/kernels/native/sorted_rows.h"

@@ -13,14 +13,13 @@ struct DrawMask {
   native::RowIds ids;
   uint8_t* mask;
   int64_t mask_stride;
-  MatrixView x;  // data null: the mask alone
+  MatrixView x;
 
   __device__ void operator()(int64_t row, int64_t c, int n) const {
     const int64_t block = c / kChunkColumns;
     const uint32_t keep =
         KeepByte(stream, ids.pair[row], ids.position[row], static_cast<uint32_t>(block));
     mask[row * mask_stride + block] = static_cast<uint8_t>(keep);
-    if (x.data == nullptr) return;
     Chunk values = LoadChunk(x, row, c, n);
     ApplyKeepByte(keep, stream.scale, values);
     StoreChunk(x, row, c, n, values);
@@ -28,14 +27,6 @@ struct DrawMask {
 };
 
 }  // namespace
-
-void DropoutMask(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, int64_t rows,
-                 int64_t cols, uint8_t* mask) {
-  DEEPNET_CHECK_LE(cols, native::kMaxDropoutFeatures);
-  ForRowChunks(
-      gpu, "DropoutMask", rows, cols,
-      DrawMask{DropoutStreamOf(gpu, key), ids, mask, native::MaskBytes(cols), MatrixView{}});
-}
 
 void DropoutForward(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, native::Matrix x,
                     uint8_t* mask) {

@@ -9,10 +9,6 @@
 
 namespace deepnet::cuda {
 
-// mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
-void DropoutMask(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, int64_t rows,
-                 int64_t cols, uint8_t* mask);
-
 // x = keep ? x / (1 - rate) : 0, in place; writes the mask.
 void DropoutForward(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, native::Matrix x,
                     uint8_t* mask);

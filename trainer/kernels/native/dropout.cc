@@ -33,18 +33,6 @@ DropoutStream MakeDropoutStream(const DropoutKey& key) {
       .scale = KeepScale(key.rate)};
 }
 
-void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
-                 int64_t rows, int64_t cols, uint8_t* mask) {
-  DEEPNET_CHECK_LE(cols, kMaxDropoutFeatures);
-  const DropoutStream stream = MakeDropoutStream(key);
-  const ElementwiseTable& kernels = table.elementwise;
-  const int64_t num_blocks = MaskBytes(cols);
-  ForRowBlocks(pool, rows, [&](int64_t begin, int64_t end, int) {
-    kernels.keep_bits(stream, ids.pair + begin, ids.position + begin, end - begin, 0, num_blocks,
-                      mask + begin * num_blocks, num_blocks);
-  });
-}
-
 void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
                     Matrix x, uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);

@@ -63,10 +63,6 @@ DropoutStream MakeDropoutStream(const DropoutKey& key);
 // 1 / (1 - rate) as every kernel multiplies with it.
 float KeepScale(double rate);
 
-// mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
-void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
-                 int64_t rows, int64_t cols, uint8_t* mask);
-
 // x = keep ? x / (1 - rate) : 0, in place; writes the mask. The activation's dropout.
 void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
                     Matrix x, uint8_t* mask);

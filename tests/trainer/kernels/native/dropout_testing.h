@@ -1,7 +1,8 @@
-// One decision of dropout, the slow way: the definition that kernels are tested against.
+// Parts of tests of dropout.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
@@ -9,6 +10,7 @@
 
 namespace deepnet::native {
 
+// One decision, the slow way: the definition that kernels are tested against.
 inline bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature) {
   const DropoutStream stream = MakeDropoutStream(key);
   DEEPNET_CHECK(position < (1u << 20)) << "position " << position;
@@ -19,6 +21,13 @@ inline bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position,
   const int lane = static_cast<int>(feature % 8);
   const uint32_t bits = words[lane / 2] >> (16 * (lane % 2)) & 0xFFFFu;
   return bits >= stream.threshold;
+}
+
+// mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
+inline void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key,
+                        RowIds ids, int64_t rows, int64_t cols, uint8_t* mask) {
+  std::vector<float> x(rows * cols);
+  DropoutForward(pool, table, key, ids, {x.data(), Element::kFloat32, rows, cols, cols}, mask);
 }
 
 }  // namespace deepnet::native
