@@ -268,7 +268,7 @@ MUTANTS = {
     "queries-of-no-address-are-checked": (
         CUDA + "attention.cu", "q_rows == 0 || args.context.data != nullptr", "args.context.data != nullptr", ATTENTION),
     "scaled-twice": (
-        CUDA + "scaled_sums.cu", "sum.v[j] += by * values.v[j]", "sum.v[j] += by * by * values.v[j]",
+        CUDA + "scaled_sums.cu", "y + *factor * x", "y + *factor * *factor * x",
         POINTWISE + " --gtest_filter=*AddScaled*"),
     "shares-off-by-a-thousandth": (
         CUDA + "cross_entropy.cu", "const float d = (Exponential(logit - log_sum_exp) - smooth) * scale;",

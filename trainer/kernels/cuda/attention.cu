@@ -388,9 +388,9 @@ __device__ __forceinline__ void KeepBitsOfKeys(const Block& block, const Dropout
 template <typename Args>
 struct Parameters {
   Args args;
-  DropoutStream stream;
+  DropoutStream stream = {};
   Layout layout;
-  float* delta;  // [q rows, heads]: sums of context * d_context; backward
+  float* delta = nullptr;  // [q rows, heads]: sums of context * d_context; backward
 };
 
 // --- forward ---
@@ -888,17 +888,22 @@ dim3 Grid(const AttentionShape& shape, int64_t rows) {
               static_cast<unsigned>(shape.heads));
 }
 
+// `matrices` are all of the arguments.
+template <typename Args>
+Parameters<Args> MakeParameters(const GpuStream& gpu, const Args& args,
+                                std::initializer_list<ConstMatrix> matrices) {
+  const AttentionShape& shape = args.shape;
+  Parameters<Args> p = {.args = args, .layout = MakeLayout(shape.head_dim, matrices)};
+  p.stream = DropoutStreamOf(gpu, p.args.dropout);
+  CheckHeads(shape.heads, shape.head_dim, p.stream);
+  return p;
+}
+
 }  // namespace
 
 void AttentionForward(GpuStream& gpu, const AttentionForwardArgs& args) {
   const AttentionShape& shape = args.shape;
-  Parameters<AttentionForwardArgs> p = {
-      .args = args,
-      .stream = {},
-      .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context}),
-      .delta = nullptr};
-  p.stream = DropoutStreamOf(gpu, p.args.dropout);
-  CheckHeads(shape.heads, shape.head_dim, p.stream);
+  const auto p = MakeParameters(gpu, args, {args.q, args.k, args.v, args.context});
   CheckedRows(args.k, shape);
   DEEPNET_CHECK_EQ(args.q.rows, args.context.rows);
   const int64_t rows = CheckedRows(args.context, shape);
@@ -914,14 +919,8 @@ void AttentionForward(GpuStream& gpu, const AttentionForwardArgs& args) {
 
 void AttentionBackward(GpuStream& gpu, const AttentionBackwardArgs& args) {
   const AttentionShape& shape = args.shape;
-  Parameters<AttentionBackwardArgs> p = {
-      .args = args,
-      .stream = {},
-      .layout = MakeLayout(shape.head_dim, {args.q, args.k, args.v, args.context, args.d_context,
-                                            args.dq, args.dk, args.dv}),
-      .delta = nullptr};
-  p.stream = DropoutStreamOf(gpu, p.args.dropout);
-  CheckHeads(shape.heads, shape.head_dim, p.stream);
+  auto p = MakeParameters(
+      gpu, args, {args.q, args.k, args.v, args.context, args.d_context, args.dq, args.dk, args.dv});
   const int64_t q_rows = CheckedRows(args.dq, shape), k_rows = CheckedRows(args.dk, shape);
   DEEPNET_CHECK(q_rows == 0 || args.context.data != nullptr)
       << "the backward pass needs the context";

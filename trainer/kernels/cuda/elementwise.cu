@@ -40,66 +40,30 @@ struct AddRange {
 };
 
 struct Gelu {
-  MatrixView x, y;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    Chunk values = LoadChunk(x, row, c, n);
-#pragma unroll
-    for (float& v : values.v) {
-      float density;
-      v *= NormalCumulative(v, &density);
-    }
-    StoreChunk(y, row, c, n, values);
+  __device__ float operator()(float x) const {
+    float density;
+    return x * NormalCumulative(x, &density);
   }
 };
 
 struct GeluSlope {
-  MatrixView x, dy, dx;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    const Chunk at = LoadChunk(x, row, c, n);
-    Chunk gradient = LoadChunk(dy, row, c, n);
-#pragma unroll
-    for (int j = 0; j < kChunkColumns; ++j) {
-      float density;
-      const float cumulative = NormalCumulative(at.v[j], &density);
-      gradient.v[j] *= fmaf(at.v[j], density, cumulative);
-    }
-    StoreChunk(dx, row, c, n, gradient);
+  __device__ float operator()(float x, float dy) const {
+    float density;
+    const float cumulative = NormalCumulative(x, &density);
+    return dy * fmaf(x, density, cumulative);
   }
 };
 
 struct Relu {
-  MatrixView x;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    Chunk values = LoadChunk(x, row, c, n);
-#pragma unroll
-    for (float& v : values.v) v = v < 0.0f ? 0.0f : v;
-    StoreChunk(x, row, c, n, values);
-  }
+  __device__ float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };
 
 struct ReluSlope {
-  MatrixView y, dx;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    const Chunk output = LoadChunk(y, row, c, n);
-    Chunk gradient = LoadChunk(dx, row, c, n);
-#pragma unroll
-    for (int j = 0; j < kChunkColumns; ++j) {
-      if (!(output.v[j] > 0.0f)) gradient.v[j] = 0.0f;
-    }
-    StoreChunk(dx, row, c, n, gradient);
-  }
+  __device__ float operator()(float y, float dy) const { return y > 0.0f ? dy : 0.0f; }
 };
 
-struct CopyChunk {
-  MatrixView from, to;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    StoreChunk(to, row, c, n, LoadChunk(from, row, c, n));
-  }
+struct Identity {
+  __device__ float operator()(float x) const { return x; }
 };
 
 // Between equal elements, in columns of two bytes: neighbouring threads have neighbouring 16 bytes,
@@ -257,29 +221,27 @@ void Add(GpuStream& gpu, const float* x, float* y, int64_t n) {
 
 void GeluForward(GpuStream& gpu, ConstMatrix x, Matrix y) {
   CheckSameShape(x, y);
-  ForRowChunks(gpu, "GeluForward", x.rows, x.cols, Gelu{ViewOf(x), ViewOf(y)});
+  ForNumbers(gpu, "GeluForward", x, y, Gelu());
 }
 
 void GeluBackward(GpuStream& gpu, ConstMatrix x, ConstMatrix dy, Matrix dx) {
   CheckSameShape(x, dy);
   CheckSameShape(x, dx);
-  ForRowChunks(gpu, "GeluBackward", x.rows, x.cols, GeluSlope{ViewOf(x), ViewOf(dy), ViewOf(dx)});
+  ForPairs(gpu, "GeluBackward", x, dy, dx, GeluSlope());
 }
 
-void ReluForward(GpuStream& gpu, Matrix x) {
-  ForRowChunks(gpu, "ReluForward", x.rows, x.cols, Relu{ViewOf(x)});
-}
+void ReluForward(GpuStream& gpu, Matrix x) { ForNumbers(gpu, "ReluForward", x, x, Relu()); }
 
 void ReluBackward(GpuStream& gpu, ConstMatrix y, Matrix dx) {
   CheckSameShape(y, dx);
-  ForRowChunks(gpu, "ReluBackward", y.rows, y.cols, ReluSlope{ViewOf(y), ViewOf(dx)});
+  ForPairs(gpu, "ReluBackward", y, dx, dx, ReluSlope());
 }
 
 void Cast(GpuStream& gpu, ConstMatrix from, Matrix to) {
   CheckSameShape(from, to);
   const MatrixView x = ViewOf(from), y = ViewOf(to);
   if (x.element != y.element || !x.wide || !y.wide) {
-    return ForRowChunks(gpu, "Cast", from.rows, from.cols, CopyChunk{x, y});
+    return ForNumbers(gpu, "Cast", from, to, Identity());
   }
   const int64_t units = from.element == native::Element::kFloat32 ? 2 : 1;
   ForRowChunks(gpu, "Cast", from.rows, units * from.cols,

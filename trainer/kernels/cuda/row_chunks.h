@@ -48,4 +48,43 @@ void ForRowChunks(GpuStream& gpu, const char* name, int64_t rows, int64_t cols, 
          body);
 }
 
+template <typename F>
+struct NumbersBody {
+  MatrixView x, to;
+  F f;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    Chunk values = LoadChunk(x, row, c, n);
+#pragma unroll
+    for (float& v : values.v) v = f(v);
+    StoreChunk(to, row, c, n, values);
+  }
+};
+
+template <typename F>
+struct PairsBody {
+  MatrixView x, y, to;
+  F f;
+
+  __device__ void operator()(int64_t row, int64_t c, int n) const {
+    const Chunk a = LoadChunk(x, row, c, n);
+    Chunk values = LoadChunk(y, row, c, n);
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) values.v[j] = f(a.v[j], values.v[j]);
+    StoreChunk(to, row, c, n, values);
+  }
+};
+
+// to = f(x) and to = f(x, y), number by number; `to` may be an operand.
+template <typename F>
+void ForNumbers(GpuStream& gpu, const char* name, const native::ConstMatrix& x,
+                const native::Matrix& to, const F& f) {
+  ForRowChunks(gpu, name, x.rows, x.cols, NumbersBody<F>{ViewOf(x), ViewOf(to), f});
+}
+template <typename F>
+void ForPairs(GpuStream& gpu, const char* name, const native::ConstMatrix& x,
+              const native::ConstMatrix& y, const native::Matrix& to, const F& f) {
+  ForRowChunks(gpu, name, x.rows, x.cols, PairsBody<F>{ViewOf(x), ViewOf(y), ViewOf(to), f});
+}
+
 }  // namespace deepnet::cuda

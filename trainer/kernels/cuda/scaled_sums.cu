@@ -116,30 +116,14 @@ void AddSums(GpuStream& gpu, const char* name, ConstMatrix dy, ConstMatrix y, fl
       {.partials = out, .rows = runs, .stride = dy.cols, .cols = dy.cols, .first = dbias});
 }
 
-struct ScaleBody {
-  MatrixView x;
+struct Times {
   float factor;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    Chunk values = LoadChunk(x, row, c, n);
-#pragma unroll
-    for (float& v : values.v) v *= factor;
-    StoreChunk(x, row, c, n, values);
-  }
+  __device__ float operator()(float x) const { return x * factor; }
 };
 
-struct AddScaledBody {
-  MatrixView x, y;
+struct PlusTimes {
   const float* factor;
-
-  __device__ void operator()(int64_t row, int64_t c, int n) const {
-    const Chunk values = LoadChunk(x, row, c, n);
-    Chunk sum = LoadChunk(y, row, c, n);
-    const float by = *factor;
-#pragma unroll
-    for (int j = 0; j < kChunkColumns; ++j) sum.v[j] += by * values.v[j];
-    StoreChunk(y, row, c, n, sum);
-  }
+  __device__ float operator()(float x, float y) const { return y + *factor * x; }
 };
 
 // Rows whose products a block of DotKernel adds up.
@@ -180,11 +164,11 @@ void ReluBackwardWithBias(GpuStream& gpu, ConstMatrix y, Matrix dx, float* dbias
 }
 
 void Scale(GpuStream& gpu, float factor, Matrix x) {
-  ForRowChunks(gpu, "Scale", x.rows, x.cols, ScaleBody{ViewOf(x), factor});
+  ForNumbers(gpu, "Scale", x, x, Times{factor});
 }
 
 void AddScaled(GpuStream& gpu, ConstMatrix x, const float* factor, Matrix y) {
-  ForRowChunks(gpu, "AddScaled", x.rows, x.cols, AddScaledBody{ViewOf(x), ViewOf(y), factor});
+  ForPairs(gpu, "AddScaled", x, y, y, PlusTimes{factor});
 }
 
 void AddScaledBackward(GpuStream& gpu, ConstMatrix dy, ConstMatrix x, const float* factor,
