@@ -22,6 +22,7 @@ using testing::Element;
 using testing::ExpectClose;
 using testing::ForThreadOrders;
 using testing::HalfUnit;
+using testing::Launches;
 using testing::Rounded;
 
 struct Case {
@@ -132,7 +133,7 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
                            .q_ids = ids,
                            .context = context.view(),
                            .lse = lse.data()});
-    EXPECT_EQ(gpu.launches(), 1);
+    EXPECT_EQ(Launches(gpu), 1);
     AttentionBackward(gpu, {.shape = shape,
                             .q = q.view(),
                             .k = k.view(),
@@ -145,7 +146,7 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
                             .dq = dq.view(),
                             .dk = dk.view(),
                             .dv = dv.view()});
-    EXPECT_EQ(gpu.launches(), 3);
+    EXPECT_EQ(Launches(gpu), 2);
     return {context.Read(gpu), lse.Read(gpu), dq.Read(gpu), dk.Read(gpu), dv.Read(gpu)};
   }
 
@@ -328,6 +329,7 @@ TEST(GpuAttentionRange, WithoutSentencesAllRowsAreZeroAndWithoutRowsNothingIsLau
   const DeviceArray<int32_t> offsets(std::vector<int32_t>{9});
   const DeviceArray<float> lse(70 * 3);
   GpuStream gpu;
+  gpu.StartTiming();
   native::AttentionForwardArgs args = {.shape = {0, offsets.data(), offsets.data(), 3, 4, true},
                                        .q = x.view(),
                                        .k = x.view(),
@@ -339,7 +341,7 @@ TEST(GpuAttentionRange, WithoutSentencesAllRowsAreZeroAndWithoutRowsNothingIsLau
   for (native::ConstMatrix* m : {&args.q, &args.k, &args.v}) m->rows = 0;
   args.context.rows = 0;
   AttentionForward(gpu, args);
-  EXPECT_EQ(gpu.launches(), 1);
+  EXPECT_EQ(Launches(gpu), 1);
 }
 
 TEST(GpuAttentionRange, WithoutQueriesTheGradientOfKeysIsZeroAndWithoutKeysNothingIsLaunched) {
@@ -349,6 +351,7 @@ TEST(GpuAttentionRange, WithoutQueriesTheGradientOfKeysIsZeroAndWithoutKeysNothi
   const DeviceMatrix none(Element::kBfloat16, 0, kWidth);  // has no address
   const DeviceArray<int32_t> no_rows({0, 0}), all_rows({0, kRows});
   GpuStream gpu;
+  gpu.StartTiming();
   native::AttentionBackwardArgs args = {.shape = {1, no_rows.data(), all_rows.data(), 3, 4, false},
                                         .q = none.view(),
                                         .k = keys.view(),
@@ -365,7 +368,7 @@ TEST(GpuAttentionRange, WithoutQueriesTheGradientOfKeysIsZeroAndWithoutKeysNothi
   args.k = args.v = none.view();
   args.dk = args.dv = none.view();
   AttentionBackward(gpu, args);
-  EXPECT_EQ(gpu.launches(), 1);
+  EXPECT_EQ(Launches(gpu), 1);
 }
 
 TEST(GpuAttentionDeathTest, NamesWhatItCannotDo) {
@@ -434,7 +437,7 @@ TEST_P(GpuDecodeAttention, IsThatOfTheCpuAndEachRowStandsAlone) {
                                         .lengths = device_lengths.data(),
                                         .context = together.view()};
     DecodeAttention(gpu, args);
-    EXPECT_EQ(gpu.launches(), 1);
+    EXPECT_EQ(Launches(gpu), 1);
     const std::vector<float> got = together.Read(gpu);
     ExpectClose(got, twin, {HalfUnit(element), 2e-6}, "context");
     for (int64_t r = 0; r < rows; ++r) {

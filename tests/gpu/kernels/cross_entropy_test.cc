@@ -20,6 +20,7 @@ using testing::Element;
 using testing::ExpectClose;
 using testing::ForThreadOrders;
 using testing::HalfUnit;
+using testing::Launches;
 
 constexpr float kScale = 0.25f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -113,7 +114,7 @@ TEST_P(GpuCrossEntropy, IsThatOfTheCpu) {
     native::CrossEntropyArgs args = ArgsOf(device_logits, device_targets, smoothing, nll, loss);
     args.d_logits = gradient.view();
     CrossEntropyRows(gpu, args);
-    EXPECT_EQ(gpu.launches(), 1);
+    EXPECT_EQ(Launches(gpu), 1);
     const std::vector<float> got = gradient.Read(gpu);
     ExpectClose(nll.Read(gpu), twin.nll, {0.0, 1e-6}, "nll");
     ExpectClose(loss.Read(gpu), twin.loss, {0.0, 1e-6}, "loss");
@@ -241,7 +242,7 @@ TEST(GpuLogSoftmax, IsThatOfTheCpuInPlaceAndEachRowStandsAlone) {
         LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(y), y_stride);
         const std::vector<float> got = y.Read(gpu);
         LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(x), stride);
-        EXPECT_EQ(gpu.launches(), 3);
+        EXPECT_EQ(Launches(gpu), 3);
         ExpectClose(got, twin, {0.0, 1e-6}, "log probability");
         EXPECT_TRUE(x.Read(gpu) == got);
         EXPECT_TRUE(std::equal(got.begin() + 3 * vocabulary, got.begin() + 4 * vocabulary,
@@ -290,7 +291,7 @@ TEST(GpuSumLosses, AddsToWhatIsThereInDoublePrecision) {
       const DeviceArray<double> sums(std::vector<double>{100.0, -7.0});
       SumLosses(gpu, rows, device_loss.data(), device_nll.data(), sums.data());
       SumLosses(gpu, rows, device_loss.data(), device_nll.data(), sums.data());
-      EXPECT_EQ(gpu.launches(), rows == 0 ? 0 : 2);
+      EXPECT_EQ(Launches(gpu), rows == 0 ? 0 : 2);
       double expected_loss = 100.0, expected_nll = -7.0;
       for (int64_t r = 0; r < rows; ++r) {
         expected_loss += 2.0 * loss[r];

@@ -193,14 +193,22 @@ void AppendBytes(std::vector<uint8_t>& to, const std::vector<T>& values) {
   to.insert(to.end(), from, from + values.size() * sizeof(T));
 }
 
-// Runs body(gpu) with the threads of a block in every order. The bytes that it returns must be the
-// same.
+// Returns how many kernels and copies were put on the stream since StartTiming or the last call.
+inline int64_t Launches(GpuStream& gpu) {
+  const int64_t launches = std::ssize(gpu.StopTiming());
+  gpu.StartTiming();
+  return launches;
+}
+
+// Runs body(gpu) with the threads of a block in every order, and counts Launches(gpu). The bytes
+// that it returns must be the same.
 inline void ForThreadOrders(const std::function<std::vector<uint8_t>(GpuStream&)>& body) {
   std::vector<uint8_t> first;
   for (int run = 0; run < NumThreadOrders(); ++run) {
     SCOPED_TRACE("run: " + std::to_string(run));
     UseThreadOrder(run);
     GpuStream gpu;
+    gpu.StartTiming();
     const std::vector<uint8_t> bytes = body(gpu);
     if (run == 0) first = bytes;
     EXPECT_TRUE(bytes == first) << "bits depend on the order of threads";

@@ -18,6 +18,7 @@ using testing::DeviceArray;
 using testing::DeviceMatrix;
 using testing::Element;
 using testing::ForThreadOrders;
+using testing::Launches;
 using testing::Rounded;
 
 struct Case {
@@ -97,7 +98,7 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
     args.x_operand = operand.view();
     args.mask = mask.data();
     EmbedForward(gpu, args);
-    EXPECT_EQ(gpu.launches(), c_.rows == 0 ? 0 : 1);
+    EXPECT_EQ(Launches(gpu), c_.rows == 0 ? 0 : 1);
     EXPECT_TRUE(x.Read(gpu) == twin);
     EXPECT_TRUE(operand.Read(gpu) == Rounded(c_.operand, twin));
     if (key_.rate > 0.0) {
@@ -177,7 +178,7 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
     args.mask = device_mask.data();
     args.grad = grad.data();
     EmbedBackward(gpu, args, sorted);
-    EXPECT_EQ(gpu.launches(), rows.indices.empty() ? 0 : longest > kEmbedPieceRows ? 2 : 1);
+    EXPECT_EQ(Launches(gpu), rows.indices.empty() ? 0 : longest > kEmbedPieceRows ? 2 : 1);
     const std::vector<float> got = grad.Read(gpu);
     EXPECT_TRUE(got == twin);
     std::vector<uint8_t> bytes;

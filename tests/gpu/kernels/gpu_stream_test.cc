@@ -7,6 +7,7 @@
 
 #include "tests/gpu/emulated/cuda_on_host.h"
 #include "tests/gpu/emulated/device.h"
+#include "tests/gpu/kernels/device_testing.h"
 #include "trainer/kernels/cuda/adam.h"
 #include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/cross_entropy.h"
@@ -21,6 +22,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::Launches;
 using ::testing::StartsWith;
 
 // Returns the text of the GpuError that `call` throws, or "nothing".
@@ -44,25 +46,27 @@ class GpuStreamTest : public ::testing::Test {
 
 TEST_F(GpuStreamTest, CountsLaunchesAndWaits) {
   GpuStream gpu;
+  gpu.StartTiming();
   const int64_t waits = Waits();
   AddOne(gpu);
   AddOne(gpu);
-  EXPECT_EQ(gpu.launches(), 2);
   EXPECT_EQ(Waits(), waits);
   gpu.Wait();
   EXPECT_EQ(Waits(), waits + 1);
+  EXPECT_EQ(Launches(gpu), 2);
   EXPECT_EQ(y_, 2.0f);
 }
 
 TEST_F(GpuStreamTest, AnErrorNamesTheKernelAndTheOneBefore) {
   GpuStream gpu;
+  gpu.StartTiming();
   emulated_gpu::FailAt("Add", 2, cudaErrorInvalidConfiguration);
   AddOne(gpu);
   EXPECT_THAT(
       TextThrownBy([&] { AddOne(gpu); }),
       AllOf(StartsWith("CUDA error in Add: invalid configuration argument"),
             HasSubstr("cudaErrorInvalidConfiguration"), HasSubstr("last launched before: Add")));
-  EXPECT_EQ(gpu.launches(), 1);
+  EXPECT_EQ(Launches(gpu), 1);
 }
 
 TEST_F(GpuStreamTest, AnErrorOfARunningKernelIsThrownByTheNextWait) {
@@ -111,6 +115,8 @@ TEST_F(GpuStreamTest, ScratchThatCannotBeHadIsNamed) {
 // Sizes of real models, which no emulation has the time to compute.
 class LaunchShapes : public ::testing::Test {
  protected:
+  LaunchShapes() { gpu_.StartTiming(); }
+
   static constexpr int64_t kWeights = 900'000'000;
   static constexpr int64_t kRows = 16384;  // tokens of a microbatch
   static constexpr int64_t kWidth = 1024;
@@ -143,7 +149,7 @@ TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
   const FloatRange range = {x, kWeights};
   SumSquares(gpu_, std::span(&range, 1), Memory<double>());
   Add(gpu_, x, x, kWeights);
-  EXPECT_GE(gpu_.launches(), 4);
+  EXPECT_GE(Launches(gpu_), 4);
 }
 
 TEST_F(LaunchShapes, OfRowsAreOnesThatCudaTakes) {
@@ -182,7 +188,7 @@ TEST_F(LaunchShapes, OfRowsAreOnesThatCudaTakes) {
                             .groups = kWidth,
                             .dx = Rows(kWidth),
                             .d_scale = x});
-  EXPECT_GE(gpu_.launches(), 9);
+  EXPECT_GE(Launches(gpu_), 9);
 }
 
 TEST_F(LaunchShapes, OfAttentionEmbeddingsAndLossAreOnesThatCudaTakes) {
@@ -228,7 +234,7 @@ TEST_F(LaunchShapes, OfAttentionEmbeddingsAndLossAreOnesThatCudaTakes) {
   LogSoftmaxRows(gpu_, kRows, kVocabulary, x, kVocabulary, x, kVocabulary);
   AverageLogProbs(gpu_, kRows * kVocabulary, 2, x, x);
   SumLosses(gpu_, kRows, x, x, Memory<double>());
-  EXPECT_GE(gpu_.launches(), 9);
+  EXPECT_GE(Launches(gpu_), 9);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace {
 using testing::AppendBytes;
 using testing::DeviceArray;
 using testing::ForThreadOrders;
+using testing::Launches;
 
 // A seed of more than 32 bits.
 PhiloxKey TestKey() { return MakeKey(0xDEADBEEF12345678, RandomPurpose::kInitialWeight); }
@@ -50,7 +51,7 @@ TEST(GpuInitialNormal, HasTheBitsOfTheCpuAtEveryLengthAndNothingBehind) {
         const DeviceArray<float> memory(static_cast<size_t>(shift + n + 4));
         InitialNormal(gpu, TestKey(), hash, {memory.data() + shift, static_cast<size_t>(n)},
                       0.0312f);
-        EXPECT_EQ(gpu.launches(), n == 0 ? 0 : 1);
+        EXPECT_EQ(Launches(gpu), n == 0 ? 0 : 1);
         const std::vector<float> got = memory.Read(gpu);
         EXPECT_TRUE(BitsOf({got.begin() + shift, got.end() - 4}) == expected);
         for (auto after = got.end() - 4; after != got.end(); ++after) {

@@ -17,6 +17,7 @@ using native::TokenScore;
 using testing::AppendBytes;
 using testing::DeviceArray;
 using testing::ForThreadOrders;
+using testing::Launches;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -61,7 +62,7 @@ void ExpectHostsChoices(const Wanted& w) {
                   .temperature = w.temperature,
                   .cuts = w.cuts,
                   .chosen = chosen.data()});
-    EXPECT_EQ(gpu.launches(), w.choices.empty() ? 0 : 1);
+    EXPECT_EQ(Launches(gpu), w.choices.empty() ? 0 : 1);
     const std::vector<TokenScore> got = chosen.Read(gpu);
     EXPECT_EQ(got, expected);
     std::vector<uint8_t> bytes;

@@ -118,7 +118,7 @@ TEST(GpuReluBackwardWithBias, IsBothOfThemToTheBit) {
     s.twin.Run([] {},
                [&](GpuStream& gpu) {
                  ReluBackwardWithBias(gpu, s.x.at(kGpu), s.y.at(kGpu), s.bias.at(kGpu));
-                 EXPECT_EQ(gpu.launches(), LaunchesOfSums(s.rows));
+                 EXPECT_EQ(Launches(gpu), LaunchesOfSums(s.rows));
                  ReluBackward(gpu, s.x.at(kGpu), dx.at(kGpu));
                  AddBiasGradient(gpu, dx.at(kGpu), bias.at(kGpu));
                });

@@ -209,9 +209,9 @@ void Twin::Run(const std::function<void()>& cpu, const std::function<void(GpuStr
     UseThreadOrder(order);
     for (const auto& memory : memory_) memory->ResetDevice();
     GpuStream stream;
+    stream.StartTiming();
     gpu(stream);
-    stream.Wait();
-    launches_ = stream.launches();
+    launches_ = Launches(stream);
     for (size_t i = 0; i < memory_.size(); ++i) {
       memory_[i]->ReadDevice();
       if (order == 0) {

@@ -141,7 +141,6 @@ void GpuStream::Wait() { Check("cudaStreamSynchronize", cudaStreamSynchronize(st
 void GpuStream::Launched(const char* what, cudaError_t error, const ProductShape& product) {
   Check(what, error);
   if (capturing_) return;
-  ++launches_;
   last_ = what;
   if (timing_) EndTime(what, product);
   if (!check_launches_) return;

@@ -71,10 +71,8 @@ class GpuStream {
   GpuStream& operator=(const GpuStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
-
-  // Kernels and copies put on the stream so far.
-  int64_t launches() const { return launches_; }
-  const char* last_launch() const { return last_; }  // its name; "none"
+  // The name of the last kernel or copy put on the stream; "none".
+  const char* last_launch() const { return last_; }
 
   // Returns device memory of at least `bytes`, aligned to 256, with unspecified contents, for use
   // in the order of this stream until the last handle is dropped.
@@ -144,7 +142,6 @@ class GpuStream {
   const bool check_launches_;
   cudaStream_t stream_ = nullptr;
   const char* last_ = "none";  // launched
-  int64_t launches_ = 0;
   Allocator allocator_;
   std::shared_ptr<void> scratch_;
   int64_t scratch_bytes_ = 0;
