@@ -32,36 +32,25 @@ double BestRate(double gflop, double seconds, Product product) {
   return best;
 }
 
-double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
-  constexpr int64_t kRows = 2048;
-  compute.set_dtype(dtype);
-  const auto ops = MakeNativeOps(compute);
-  const at::Tensor x = at::randn({kRows, d}).to(ops->OperandOptions());
-  const at::Tensor y = at::empty({kRows, 4 * d}, ops->OperandOptions());
-  const auto weight = ops->MakeWeight(at::randn({4 * d, d}), /*backward=*/false);
-  ops->Refresh(*weight);
-  return BestRate(2.0 * kRows * d * 4 * d * 1e-9, seconds,
-                  [&] { ops->Linear(kRows, x, *weight, {}, /*relu=*/false, y); });
+// Best rate of a product of `rows` rows, `products` of which are launched before one wait.
+double ProductRate(Ops& ops, int64_t rows, int products, int64_t d, double seconds) {
+  const auto random = [](int64_t n, int64_t cols, const at::TensorOptions& options) {
+    return at::randn({n, cols}).to(options.dtype()).to(options.device());
+  };
+  const at::Tensor x = random(rows, d, ops.OperandOptions());
+  const at::Tensor y = at::empty({rows, 4 * d}, ops.OperandOptions());
+  const auto weight = ops.MakeWeight(random(4 * d, d, ops.ResidualOptions()), /*backward=*/false);
+  ops.Refresh(*weight);
+  const auto n = static_cast<double>(rows);
+  return BestRate(products * 2.0 * n * d * 4 * d * 1e-9, seconds, [&] {
+    for (int i = 0; i < products; ++i) ops.Linear(rows, x, *weight, {}, /*relu=*/false, y);
+    ops.session().ReadBack();
+  });
 }
 
-// Best rate of products on the current GPU: many are launched before one wait.
-double GpuRate(const ComputeSpec& compute, int64_t d, double seconds) {
-  constexpr int64_t kRows = 16384;
-  constexpr int kProducts = 8;
-  const auto ops = MakeOps(compute);
-  if (!ops.ok()) return 0.0;
-  const at::TensorOptions operands = (*ops)->OperandOptions();
-  const auto random = [&](int64_t rows, int64_t cols, const at::TensorOptions& options) {
-    return at::randn({rows, cols}).to(options.dtype()).to(options.device());
-  };
-  const at::Tensor x = random(kRows, d, operands), y = at::empty({kRows, 4 * d}, operands);
-  const auto weight =
-      (*ops)->MakeWeight(random(4 * d, d, (*ops)->ResidualOptions()), /*backward=*/false);
-  (*ops)->Refresh(*weight);
-  return BestRate(kProducts * 2.0 * kRows * d * 4 * d * 1e-9, seconds, [&] {
-    for (int i = 0; i < kProducts; ++i) (*ops)->Linear(kRows, x, *weight, {}, /*relu=*/false, y);
-    (*ops)->session().ReadBack();
-  });
+double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
+  compute.set_dtype(dtype);
+  return ProductRate(*MakeNativeOps(compute), /*rows=*/2048, /*products=*/1, d, seconds);
 }
 
 Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
@@ -162,7 +151,10 @@ absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved) {
 }
 
 double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seconds) {
-  if (resolved.device() == "cuda") return GpuRate(resolved, d, seconds);
+  if (resolved.device() == "cuda") {
+    const auto ops = MakeOps(resolved);
+    return ops.ok() ? ProductRate(**ops, /*rows=*/16384, /*products=*/8, d, seconds) : 0.0;
+  }
   const int threads = resolved.threads_per_rank();
   ComputeSpec compute;
   compute.set_isa(IsaToProto(native::BestIsa()));

@@ -61,19 +61,9 @@ const native::PackedWeight& PackedOf(const Weight& w) {
   return static_cast<const NativeWeight&>(w).packed;
 }
 
+// Both enums have the same numbers.
 native::Isa IsaOf(Isa isa) {
-  switch (isa) {
-    case BASELINE:
-      return native::Isa::kBaseline;
-    case AVX2:
-      return native::Isa::kAvx2;
-    case AVX512:
-      return native::Isa::kAvx512;
-    case AVX512_BF16:
-      return native::Isa::kAvx512Bf16;
-    default:
-      return native::BestIsa();
-  }
+  return isa == ISA_UNSPECIFIED ? native::BestIsa() : static_cast<native::Isa>(isa);
 }
 
 class NativeOps : public Ops {
