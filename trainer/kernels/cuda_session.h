@@ -34,7 +34,7 @@ struct GpuRowIndex : public RowIndex {
   int64_t rows = 0;  // of sentences; further ones are padding
   cuda::SortedRows tokens, positions;
   int32_t last_token = -1, last_position = -1, last_label = -1;  // the largest
-  Tensor offsets;                                                // a view of PackedRows::offsets
+  at::Tensor offsets;                                            // a view of PackedRows::offsets
   int64_t longest = 0;                                           // rows of a sentence
   int num_sentences = 0;                                         // up to the last with rows
 };
