@@ -41,7 +41,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-static_assert(kProductsBytes == cuda::Matmul::kWorkspaceBytes);
+static_assert(kProductsBytes == cuda::kMatmulWorkspaceBytes);
 
 constexpr char kBeforeTheFirstStep[] = "product ceiling";  // of the last line before it
 

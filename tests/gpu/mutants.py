@@ -377,7 +377,7 @@ MUTANTS = {
     "sums-are-split-everywhere": (
         CUDA + "product_trials.cc", "task_.may_split ? parts : never;", "parts;", STREAMS),
     "bias-where-it-lies": (
-        CUDA + "linear.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
+        CUDA + "linear_algorithms.h", "return reinterpret_cast<uintptr_t>(bias) % 16 == 0;", "return bias != nullptr;",
         CUDA_OPS + " --gtest_filter=*ABias*"),
     "stream-outlives-its-operations": (
         "trainer/kernels/cuda_session.cc", "if (guard_.getStream(stream_.device()) == stream_) guard_.exchangeStream(standard);",

@@ -26,7 +26,7 @@ ProductShape ShapeOf(const MatmulArgs& args) {
 
 Matmul::Matmul(GpuStream& gpu) : gpu_(gpu) {
   CheckCublas("cublasLtCreate", cublasLtCreate(&handle_));
-  workspace_ = gpu_.Allocate(kWorkspaceBytes);
+  workspace_ = gpu_.Allocate(kMatmulWorkspaceBytes);
 }
 
 Matmul::~Matmul() { cublasLtDestroy(handle_); }

@@ -14,34 +14,17 @@
 #include <tuple>
 
 #include "trainer/kernels/cuda/gpu_stream.h"
-#include "trainer/kernels/native/matrix.h"
+#include "trainer/kernels/cuda/linear_algorithms.h"
 
 namespace deepnet::cuda {
 
-struct MatmulArgs {
-  native::ConstMatrix a;
-  bool transpose_a = false;  // a^T counts
-  native::ConstMatrix b;     // of the element of a
-  bool transpose_b = false;
-  native::Matrix y;  // y = a b, float32 or of the element of a
-  // [columns of y] of y's element, added to each row; HasAlignedBias; null: none.
-  const void* bias = nullptr;
-  bool relu = false;        // then max(0, .)
-  bool accumulate = false;  // y += a b instead; without bias and relu
-};
-
-// True if `bias` is aligned to 16 bytes, as cuBLASLt reads biases.
-inline bool HasAlignedBias(const void* bias) { return reinterpret_cast<uintptr_t>(bias) % 16 == 0; }
-
 class Matmul {
  public:
-  // Holds kWorkspaceBytes of device memory. `gpu` must outlive it.
+  // Holds kMatmulWorkspaceBytes of device memory. `gpu` must outlive it.
   explicit Matmul(GpuStream& gpu);
   ~Matmul();
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
-
-  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
   // One launch; none where a size is 0, so y keeps its values. Throws GpuError where cuBLASLt has
   // no algorithm; where the stream gathers launches, when it makes them.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "trainer/kernels/cuda/gpu_stream.h"
+
 namespace deepnet::cuda {
 namespace {
 
@@ -79,7 +81,7 @@ class Preference {
  public:
   Preference(const MatmulArgs& args, uint32_t reductions) {
     CheckCublas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&preference_));
-    Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{Matmul::kWorkspaceBytes});
+    Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kMatmulWorkspaceBytes});
     Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(args.b.data));
     Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(args.a.data));
@@ -164,7 +166,7 @@ cublasStatus_t Multiply(cublasLtHandle_t handle, const MatmulArgs& args,
   const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
   return cublasLtMatmul(handle, description.get(), &alpha, args.b.data, b.get(), args.a.data,
                         a.get(), &beta, args.y.data, y.get(), args.y.data, y.get(), &algorithm,
-                        workspace, Matmul::kWorkspaceBytes, stream);
+                        workspace, kMatmulWorkspaceBytes, stream);
 }
 
 std::string AlgorithmText(const cublasLtMatmulAlgo_t& algorithm) {

@@ -1,5 +1,5 @@
-// cuBLASLt's calls for one product: its descriptors, the algorithms that the library proposes, and
-// the launch.
+// cuBLASLt's calls for one product: its arguments and descriptors, the algorithms that the library
+// proposes, and the launch.
 #pragma once
 
 #include <cublasLt.h>
@@ -8,9 +8,27 @@
 #include <string>
 #include <vector>
 
-#include "trainer/kernels/cuda/linear.h"
+#include "trainer/kernels/native/matrix.h"
 
 namespace deepnet::cuda {
+
+struct MatmulArgs {
+  native::ConstMatrix a;
+  bool transpose_a = false;  // a^T counts
+  native::ConstMatrix b;     // of the element of a
+  bool transpose_b = false;
+  native::Matrix y;  // y = a b, float32 or of the element of a
+  // [columns of y] of y's element, added to each row; HasAlignedBias; null: none.
+  const void* bias = nullptr;
+  bool relu = false;        // then max(0, .)
+  bool accumulate = false;  // y += a b instead; without bias and relu
+};
+
+// True if `bias` is aligned to 16 bytes, as cuBLASLt reads biases.
+inline bool HasAlignedBias(const void* bias) { return reinterpret_cast<uintptr_t>(bias) % 16 == 0; }
+
+// Device memory that every product may use.
+inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
 
 // Throws GpuError unless `status` is a success.
 void CheckCublas(const char* call, cublasStatus_t status);
@@ -53,7 +71,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> FindAlgorithms(cublasLtHandle_t han
                                                             MatmulRows rows, uint32_t reductions,
                                                             int wanted);
 
-// Launches the product. `workspace` has Matmul::kWorkspaceBytes.
+// Launches the product. `workspace` has kMatmulWorkspaceBytes.
 cublasStatus_t Multiply(cublasLtHandle_t handle, const MatmulArgs& args,
                         const MatmulEpilogue& epilogue, const cublasLtMatmulAlgo_t& algorithm,
                         void* workspace, cudaStream_t stream);

@@ -66,7 +66,7 @@ class Trials {
 
 Trials::Trials(const ProductTask& task) : task_(task) {
   CheckCublas("cublasLtCreate", cublasLtCreate(&handle_));
-  workspace_ = Allocate(Matmul::kWorkspaceBytes);
+  workspace_ = Allocate(kMatmulWorkspaceBytes);
   std::vector<float> host(kDrawn);
   std::mt19937 draw(1);
   for (float& x : host) x = static_cast<float>(draw()) / 2147483648.0f - 1.0f;
