@@ -91,11 +91,12 @@ class ValidationTest : public ::testing::Test {
     return run;
   }
 
-  // Returns the record of each rank of `layout`; `break_rank` has weights that are not numbers, and
-  // `stuck` never comes back from one of its calls.
+  // What each rank of `layout` gets; `break_rank` has weights that are not numbers, and `stuck`
+  // never comes back from one of its calls; `stop_rank` is asked to stop.
   std::vector<absl::StatusOr<EvalRecord>> ValidateOnRanks(RunSpec run, const Layout& layout,
                                                           int break_rank = -1,
-                                                          Stuck* stuck = nullptr) const {
+                                                          Stuck* stuck = nullptr,
+                                                          int stop_rank = -1) const {
     ParallelSpec& parallel = *run.mutable_parallel();
     parallel.set_pipeline_parallel_size(layout.stages);
     parallel.set_data_parallel_size(layout.replicas);
@@ -119,7 +120,8 @@ class ValidationTest : public ::testing::Test {
       if (world.rank() == break_rank) part->model->parameters().weights().fill_(std::nan(""));
       part->model->Refresh();
       auto& record = records[world.rank()];
-      record = Validate(run, whole, *plan, *corpus_, *part, /*step=*/30, log);
+      record = Validate(run, whole, *plan, *corpus_, *part, /*step=*/30, log,
+                        [&] { return world.rank() == stop_rank; });
       if (fails) stuck->end_call = world.num_calls();
       EXPECT_EQ(record.ok(), lines.str().find("validation at step 30") != std::string::npos);
       if (world.rank() == 0) log_ = lines.str();
@@ -190,19 +192,30 @@ TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {
 
 // Pairs longer than the microbatch, of all directions.
 TEST_F(ValidationTest, WhereNoPairFitsThereIsNoNllAndTheDirectionsAreNamed) {
-  RunSpec run = Run();
-  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(3);
-  const auto records = ValidateOnRanks(run, {1, 1});
-  ASSERT_TRUE(records[0].ok()) << records[0].status();
-  EXPECT_FALSE(records[0]->has_nll());
-  for (const DirectionScore& score : records[0]->directions()) {
-    EXPECT_FALSE(score.has_nll()) << score.direction();
-    EXPECT_EQ(score.too_long(), score.sentences());
+  for (const char* bound : {"max_source_tokens: 3", "max_target_tokens: 3"}) {
+    RunSpec run = Run();
+    ASSERT_TRUE(google::protobuf::TextFormat::MergeFromString(
+        bound, run.mutable_data()->mutable_microbatch()));
+    const auto records = ValidateOnRanks(run, {1, 1});
+    ASSERT_TRUE(records[0].ok()) << records[0].status();
+    EXPECT_FALSE(records[0]->has_nll());
+    for (const DirectionScore& score : records[0]->directions()) {
+      EXPECT_FALSE(score.has_nll()) << score.direction();
+      EXPECT_EQ(score.too_long(), score.sentences());
+    }
+    EXPECT_TRUE(records[0]->has_chrf());
+    EXPECT_THAT(log_, ::testing::AllOf(::testing::HasSubstr("validation at step 30: no nll, BLEU"),
+                                       ::testing::HasSubstr("warning: pairs that are too long"),
+                                       ::testing::HasSubstr("de-en 7 of 7 (no nll)")));
   }
-  EXPECT_TRUE(records[0]->has_chrf());
-  EXPECT_THAT(log_, ::testing::AllOf(::testing::HasSubstr("validation at step 30: no nll, BLEU"),
-                                     ::testing::HasSubstr("warning: pairs that are too long"),
-                                     ::testing::HasSubstr("de-en 7 of 7 (no nll)")));
+}
+
+TEST_F(ValidationTest, AStopThatOneRankIsAskedForEndsItOnAll) {
+  for (int rank = 0; rank < 4; ++rank) {
+    for (const auto& record : ValidateOnRanks(Run(), {2, 2}, -1, nullptr, rank)) {
+      EXPECT_TRUE(absl::IsCancelled(record.status())) << rank << record.status();
+    }
+  }
 }
 
 TEST_F(ValidationTest, SamplesAreLinesOfWhatTheScoresAreOf) {

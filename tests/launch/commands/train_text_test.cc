@@ -1,5 +1,6 @@
 #include "launch/commands/train_text.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -111,6 +112,24 @@ TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
   EXPECT_EQ(other.code, 4) << other.err;
   EXPECT_THAT(other.err, HasSubstr("runs/en-de is the run of another text"));
   EXPECT_EQ(folder_.Read("runs/en-de/text/train.en"), text);
+  // Its own target, changed.
+  folder_.Write("a.de", folder_.Read("a.de").insert(3, "x"));
+  const Outcome target = Run({"--text", "a.en", "a.de"});
+  EXPECT_EQ(target.code, 4) << target.err;
+  EXPECT_THAT(target.err, HasSubstr("runs/en-de is the run of another text"));
+}
+
+TEST_F(TrainTextTest, AtMostAThousandPairsAreHeldOut) {
+  testing::WritePairs(folder_, "b", "en", "de", testing::TextPairs(21'000, {"one", "eins"}));
+  Run({"--text", "b.en", "b.de"});
+  const std::string dev = folder_.Read("runs/en-de/text/dev.en");
+  EXPECT_EQ(std::ranges::count(dev, '\n'), 21'000 / 21);
+}
+
+TEST_F(TrainTextTest, TheVocabularyGrowsWithTheTextAndCompressedTextIsMore) {
+  folder_.Write("b.en.gz", std::string(900'000, 'x'));
+  folder_.Write("b.de", std::string(300'000, 'x'));
+  EXPECT_EQ(Dumped({"--text", "b.en.gz", "b.de"}).prepare().tokenizer().vocab_size(), 3000);
 }
 
 TEST_F(TrainTextTest, AFolderThatItDidNotMakeOrThatHoldsASourceIsRefusedUntouched) {
@@ -127,6 +146,9 @@ TEST_F(TrainTextTest, AFolderThatItDidNotMakeOrThatHoldsASourceIsRefusedUntouche
   }
   // Not its own either: a link to such a folder, and what only has a name like those that it gives.
   ASSERT_EQ(Run({"--text", "a.en", "a.de", "--set", "folder=r"}).code, 0);
+  const Outcome inside = Run({"--text", "r/text/train.en", "r/text/train.de", "--set", "folder=r"});
+  EXPECT_EQ(inside.code, 2) << inside.err;
+  EXPECT_THAT(inside.err, HasSubstr("r/text would be replaced and holds "));
   fs::rename(folder_.Path("r/text"), folder_.Path("kept"));
   fs::create_directory_symlink(folder_.Path("kept"), folder_.Path("r/text"));
   folder_.Write("r/text.tmp/mine", "x");

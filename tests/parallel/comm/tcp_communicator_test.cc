@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <ranges>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -42,8 +43,10 @@ namespace deepnet {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr absl::Duration kSoon = absl::Seconds(60);
 
@@ -531,7 +534,7 @@ TEST(TcpJob, ARankOfABuildThatConnectsOtherwiseIsNamed) {
                HasSubstr("rank 1 (h3 process 77) runs another build, which does not connect by"));
   const auto other = std::make_shared<MemoryStore>();
   const Edit first = [](std::vector<std::string>& places) {
-    places[0] = "h1 process 7\th1\t41233\t5\tdeepnet4\t127.0.0.1";
+    places[0] = "h1 process 7\th1\t41233\t5\tdeepnet4\t127.0.0.1\tits proof";
   };
   ExpectAllSay(StartAll(other, {{0, 2}, {1, 2, first}}, Nothing, absl::Seconds(5)),
                HasSubstr("rank 0 (h1 process 7) runs another build, which does not connect by"));
@@ -703,10 +706,43 @@ TEST(TcpJob, WhatWasOverheardProvesNothing) {
   EXPECT_THAT(refusals.heard(), ElementsAre(kRefusedHere));
 }
 
+// 80 bytes that begin as ranks do.
+TEST(TcpJob, AFewOfTheStrangersThatAreRefusedAreNamed) {
+  const auto store = std::make_shared<MemoryStore>();
+  Refusals refusals;
+  std::vector<Socket> strangers;
+  store->on_place = [&](int rank, const std::string& place) {
+    for (int i = 0; i < 12 && rank == 0; ++i) {
+      SendText(strangers.emplace_back(ConnectTo(PortIn(place))), "deepnet3" + std::string(72, 'x'));
+    }
+  };
+  const Edit wait = [&](std::vector<std::string>&) {
+    for (const Socket& stranger : strangers) EXPECT_TRUE(EndsWithin(stranger, kSoon));
+  };
+  ExpectAllOk(StartAll(store, {{0, 2}, {1, 2, wait}}, Nothing, kSoon, refusals.Options()));
+  EXPECT_THAT(refusals.heard(), AllOf(SizeIs(8), Each(kRefusedHere)));
+}
+
 TEST(TcpJob, ARankWithAnotherSecretIsNamed) {
   ExpectAllSay(
       StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, nullptr, "another"}}, Nothing),
       AllOf(HasSubstr("has another job secret than "), HasSubstr("set DEEPNET_JOB_SECRET")));
+}
+
+TEST(TcpJob, RanksAreCalledAtTheirOtherAddressesTooAndAtLoopbackLast) {
+  const auto is_loopback = [](const std::string& address) {
+    return address.starts_with("127.") || address == "::1";
+  };
+  const Edit first_is_bad = [&](std::vector<std::string>& places) {
+    std::vector<std::string> words = absl::StrSplit(places[0], '\t');
+    words.pop_back();  // the proof
+    const auto addresses = std::ranges::subrange(words.begin() + kAddresses, words.end());
+    EXPECT_TRUE(std::ranges::is_partitioned(addresses, std::not_fn(is_loopback))) << places[0];
+    words.insert(words.begin() + kAddresses, "no-address");
+    places[0] = ProvedPlace(0, absl::StrJoin(words, "\t"), kSecret);
+  };
+  ExpectAllOk(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, first_is_bad}}, Nothing,
+                       absl::Seconds(5)));
 }
 
 TEST(TcpJob, APlaceThatIsNotTheRanksOwnIsNotCalled) {

@@ -299,6 +299,15 @@ TEST(Shard, NoByteOfItCanChangeUnseen) {
 }
 
 // By a writer that has another vocabulary, or by somebody who means harm.
+TEST(Shard, BothSentencesOfAPairAreLookedThrough) {
+  const TempFolder folder;
+  auto writer = ShardWriter::Create(folder.Path("s"), 8000);
+  ASSERT_TRUE((*writer)->Add(Sentence(2, 5), Sentence(2, 6000)).ok());
+  ASSERT_TRUE((*writer)->Finish().ok());
+  EXPECT_THAT(std::string(Shard::Open(folder.Path("s"), 5000)->CheckContent().message()),
+              HasSubstr("pair 0 has token 6000"));
+}
+
 TEST(Shard, IdsOutsideOfTheVocabularyAndPairsOutsideOfTheTokensEndNothing) {
   const TempFolder folder;
   for (const int32_t vocabulary_size : {65536, 100000}) {

@@ -25,6 +25,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
+#include "trainer/data/corpus_shard.h"
 
 namespace {
 int flock_error = 0;  // what flock fails with; 0: it works
@@ -616,6 +617,14 @@ TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
         << progress;
     EXPECT_TRUE(PrepareIn(folder, spec)->reused());
   }
+  // A shard that is whole, with fewer pairs than were written.
+  auto writer = ShardWriter::Create(folder.Path("out/train.de-en.pairs"), 8000);
+  ASSERT_TRUE(writer.ok() && (*writer)->Finish().ok());
+  std::string progress;
+  const auto replaced = PrepareIn(folder, spec + " replace: true", &progress);
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  EXPECT_EQ(replaced->content_hash(), first->content_hash());
+  EXPECT_THAT(progress, HasSubstr("warning: train.de-en.pairs of the earlier corpus is damaged"));
 }
 
 TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {

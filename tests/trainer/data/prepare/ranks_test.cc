@@ -207,6 +207,10 @@ TEST(PreparedParts, WhatWasFinishedBeforeAnErrorIsNotDoneAgain) {
   const std::string right = folder.Read(file);
   folder.Write(file, right + "one more\n");
   EXPECT_FALSE(PrepareOn(1, folder, kSpec, "out").status.ok());
+  const std::string unfinished = "out.deepnet-unfinished/.deepnet-scratch/" + UnusedName();
+  folder.Write(unfinished, "of a process that was killed");
+  EXPECT_FALSE(PrepareOn(1, folder, kSpec, "out").status.ok());
+  EXPECT_FALSE(fs::exists(folder.Path(unfinished)));
   folder.Write(file, right);
   const Outcome again = PrepareOn(1, folder, kSpec, "out");
   ASSERT_TRUE(again.status.ok()) << again.status;
