@@ -22,6 +22,7 @@ DATA, OPTIM, DOCTOR = "trainer/data/", "trainer/optim/", "trainer/doctor/"
 DECODE, CHECKPOINT, INTEROP = "trainer/decode/", "trainer/checkpoint/", "trainer/interop/"
 CHECKPOINT_TEST, TOOLS_TEST, INTEROP_TEST = (
     f"trainer_{name}_test" for name in ("checkpoint", "checkpoint_tools", "interop"))
+SOCKETS = "parallel/comm/sockets.cc"
 TCP, TCP_TEST = "parallel/comm/tcp_communicator.cc", "tcp_communicator_test"
 FAIRSEQ, FAIRSEQ_TEST = "launch/interop/fairseq_to_deepnet.py", "ctest launch_fairseq_to_deepnet_test"
 SLURM, SLURM_TEST = "launch/slurm/run.sh", "ctest launch_slurm_run_test"
@@ -60,7 +61,7 @@ MUTANTS = {
         DATA + "prepare/blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
         PARTS),
     "damaged-shards-are-copied": (
-        DATA + "prepare/blocks.cc", "      RETURN_IF_ERROR(shard->CheckContent());\n", "", PARTS),
+        DATA + "prepare/blocks.cc", "shard.ok() && shard->CheckContent().ok() &&", "shard.ok() &&", PARTS),
     "changed-inputs-keep-their-scans": (
         DATA + "prepare/scan.cc", "found->second.modified_ns(),", "0,", PARTS),
     "tags-take-no-room": (
@@ -227,6 +228,67 @@ MUTANTS = {
     "messages-go-the-other-way": (
         "parallel/exec/trace.cc", 'Op::kReceiveForward ? "receive forward" : "receive backward"',
         'Op::kReceiveForward ? "receive backward" : "receive forward"', "trace_test"),
+    "confirmations-of-anybody": (
+        SOCKETS, "if (!proved || heard.from <= options_.rank",
+        "if ((!proved && caller.rank < 0) || heard.from <= options_.rank", TCP_TEST),
+    "only-the-first-address-is-tried": (
+        SOCKETS, "call.address = (call.address + 1) % call.errors.size();",
+        "call.address = call.address % call.errors.size();", TCP_TEST),
+    "refused-without-end": (SOCKETS, "++refused_ > kMaxRefused", "++refused_ < 0", TCP_TEST),
+    "another-protocol-joins": (
+        SOCKETS, "if (words[4] != ProtocolText() || words.size() < 7) {",
+        "if (words.size() < 7) {", TCP_TEST),
+    "an-older-attempt-wins": (
+        SOCKETS, "if (other.attempt > heard.attempt) return;",
+        "if (other.attempt < heard.attempt) return;", TCP_TEST),
+    "the-target-may-change": (
+        "launch/commands/train_text.cc", "ContentsOf({sources.first_file, sources.second_file})",
+        "ContentsOf({sources.first_file, sources.first_file})", "launch_train_text_test"),
+    "sources-inside-are-deleted": (
+        "launch/commands/train_text.cc", "if (LiesIn(source, folder))",
+        'if (LiesIn(source, folder / "x"))', "launch_train_text_test"),
+    "any-folder-is-ours": (
+        "launch/commands/train_text.cc", "if (type == FileType::kFolder && ours) return",
+        "if (type == FileType::kFolder && (ours || !ours)) return", "launch_train_text_test"),
+    "compressed-text-counts-as-it-is": (
+        "launch/commands/train_text.cc", "(IsCompressed(side.file) ? 3 : 1)",
+        "(IsCompressed(side.file) ? 1 : 1)", "launch_train_text_test"),
+    "second-sides-are-not-checked": (
+        DATA + "corpus_shard.cc", "    First(pair);\n    Second(pair);",
+        "    First(pair);", "trainer_data_test"),
+    "wide-from-one-later": (
+        DATA + "corpus_shard.cc", "writer->wide_ = vocabulary_size > 65536;",
+        "writer->wide_ = vocabulary_size > 65537;", "trainer_data_test"),
+    "an-earlier-corpus-stays-away": (
+        DATA + "prepare/folder.cc", "return replaced && !exists ?",
+        "return replaced && exists ?", "trainer_data_prepare_test --gtest_filter=Prepare.*:PreparedParts.*:Corpus*"),
+    "unused-files-are-parts": (
+        DATA + "prepare/folder.cc", "!absl::EndsWith(name, kClaimEnd) && !IsUnusedName(name);",
+        "!absl::EndsWith(name, kClaimEnd);", "trainer_data_prepare_test --gtest_filter=Prepare.DoesNot*:PreparedParts.WhatWas*"),
+    "a-stop-of-others-is-unknown": (
+        "trainer/validation.cc", "transfers_[i]->Done() && bytes_[rank] == 1",
+        "transfers_[i]->Done() && bytes_[rank] == 2", "trainer_validation_test"),
+    "sources-have-no-bound": (
+        "trainer/validation.cc", "options.max_positions = std::min(options.max_positions, capacity.max_source_tokens());",
+        "options.max_positions = std::min(options.max_positions, capacity.max_target_tokens());", "trainer_validation_test"),
+    "an-earlier-shard-of-another-length": (
+        DATA + "prepare/blocks.cc", "kept >= 0 && kept <= shard->num_pairs() - it.first_pair;",
+        "kept >= -1000 || it.first_pair >= 0;", "trainer_data_prepare_test --gtest_filter=Prepare.DoesNot*:PreparedParts.WhatWas*"),
+    "lost-numbers-are-no-divergence": (
+        "trainer/validation.cc", "if (absl::IsOutOfRange(record.status())) {",
+        "if (absl::IsUnknown(record.status())) {", "trainer_validation_test"),
+    "the-first-block-of-a-pair-is-enough": (
+        DATA + "corpus_shard.cc", "const int64_t last = (begin + bytes - 1 - kShardDataOffset) / kShardBlockBytes;",
+        "const int64_t last = (begin - kShardDataOffset) / kShardBlockBytes;", "trainer_data_test"),
+    "the-id-after-the-last-is-one": (
+        DATA + "corpus_shard.cc", "if (id < vocabulary_size_) continue;",
+        "if (id <= vocabulary_size_) continue;", "trainer_data_test"),
+    "secret-that-ones-group-reads": (
+        "launch/job_secret.cc", "(about.st_mode & 077) != 0",
+        "(about.st_mode & 007) != 0", "launch_launcher_test"),
+    "octal-is-taken": (
+        "parallel/base/text_proto.cc", "if (!octal) continue;",
+        "if (!octal || begins) continue;", "parallel_base_text_proto_test"),
     "a-stop-leaves-the-failures-counted": (
         SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
     "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),
