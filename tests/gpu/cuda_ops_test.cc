@@ -336,12 +336,12 @@ TEST(CudaOps, TheThreadsStreamIsThatOfTheOperations) {
   const c10::impl::VirtualGuardImpl guard(GpuType().value());
   const auto current = [&] { return guard.getStream(guard.getDevice()).native_handle(); };
   auto first = MakeGpu(at::kFloat);
-  EXPECT_EQ(current(), first->stream());
+  EXPECT_EQ(current(), first->session().stream());
   auto second = MakeGpu(at::kFloat);
-  EXPECT_EQ(current(), second->stream());
-  EXPECT_NE(first->stream(), second->stream());
+  EXPECT_EQ(current(), second->session().stream());
+  EXPECT_NE(first->session().stream(), second->session().stream());
   first = nullptr;
-  EXPECT_EQ(current(), second->stream());
+  EXPECT_EQ(current(), second->session().stream());
   second = nullptr;
   EXPECT_EQ(guard.getStream(guard.getDevice()), guard.getDefaultStream(guard.getDevice()));
 }
