@@ -175,7 +175,7 @@ TEST(PlannedMemory, OfBfloat16IsWhatARankHoldsAtEveryLevelOfRecomputation) {
 TEST(PlannedMemory, OfWideLayersIsWhatTwoStagesHoldInBothTypes) {
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     for (const Recompute level : {NONE, SELECTIVE_GEMM, FULL}) {
-      RunSpec run = SmallRun(6, 4);
+      RunSpec run = SmallRun(4, 3);
       run.mutable_model()->set_d_model(256);
       run.mutable_model()->set_ffn_dim(1024);
       run.mutable_model()->set_num_heads(4);

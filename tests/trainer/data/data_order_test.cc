@@ -141,8 +141,7 @@ TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
        {"microbatch { max_target_tokens: 260 }", "microbatch { max_target_tokens: 2000 }"}) {
     const DataOrder order = MakeOrder(spec, index);
     int64_t drawn = 0, shown = 0, carried = 0;
-    const int64_t windows = 60;
-    for (int64_t w = 0; w < windows; ++w) {
+    for (int64_t w = 0; w < 12; ++w) {
       const DataOrder::Window window = order.MakeWindow(w);
       EXPECT_EQ(window.num_deferred, 0);
       EXPECT_EQ(window.num_skipped, 0);
@@ -151,9 +150,9 @@ TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
       for (const auto& microbatch : window.microbatches) {
         shown += static_cast<int64_t>(microbatch.size());
       }
+      EXPECT_EQ(drawn, shown + carried);
+      EXPECT_EQ(drawn, order.NumDrawn(0, w + 1) + order.NumDrawn(1, w + 1));
     }
-    EXPECT_EQ(drawn, shown + carried);
-    EXPECT_EQ(drawn, order.NumDrawn(0, windows) + order.NumDrawn(1, windows));
   }
 }
 
