@@ -26,7 +26,7 @@ SOCKETS = "parallel/comm/sockets.cc"
 TCP, TCP_TEST = "parallel/comm/tcp_communicator.cc", "tcp_communicator_test"
 FAIRSEQ, FAIRSEQ_TEST = "launch/interop/fairseq_to_deepnet.py", "ctest launch_fairseq_to_deepnet_test"
 SLURM, SLURM_TEST = "launch/slurm/run.sh", "ctest launch_slurm_run_test"
-POLICY, POLICY_TEST = "trainer/async_checkpointer.cc", "trainer_async_checkpointer_test"
+POLICY, POLICY_TEST = "trainer/checkpoint_policy.cc", "trainer_checkpoint_policy_test"
 PARTS = "trainer_data_prepare_test --gtest_filter=PreparedParts.*"
 # name: file, text that stands there once, what replaces it, test: a program with arguments, or "ctest NAME PROGRAM..."
 MUTANTS = {
@@ -50,13 +50,13 @@ MUTANTS = {
         "trainer/spikes.cc", "2 * window.losses_size() < spec.window_steps()", "window.losses_size() < spec.window_steps() / 2",
         "trainer_spikes_test"),
     "minutes-count-from-the-start-on": (
-        POLICY, "  saved_at_ = state_.train_seconds();\n", "", POLICY_TEST),
+        POLICY, "  clock_.Restart();\n", "", POLICY_TEST),
     "damaged-checkpoints-are-gone-back-to": (
-        "trainer/roll_back.cc", "if (intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
+        "trainer/spike_guard.cc", "if (intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
         "if (!intact.ok()) intact = VerifyTensors(fs, folder, *manifest);",
         "parity_spike_test --gtest_filter=*Damaged*"),
     "computing-time-adds-up": (
-        "trainer/telemetry/stragglers.cc", "std::exchange(seconds_, 0.0)", "seconds_", "trainer_stragglers_test"),
+        "trainer/telemetry/stragglers.cc", "std::exchange(sum_seconds_, 0.0)", "sum_seconds_", "trainer_stragglers_test"),
     "whole-shards-are-linked-for-a-part": (
         DATA + "prepare/blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
         PARTS),
@@ -130,7 +130,7 @@ MUTANTS = {
         " &&\n                      listed.folder == JoinPath(run_folder, CheckpointName(listed.step));", ";",
         CHECKPOINT_TEST),
     "step-zero-is-kept-as-a-multiple": (
-        CHECKPOINT + "retention.cc", "keep_every_steps > 0 && step > 0 &&", "keep_every_steps > 0 &&", CHECKPOINT_TEST),
+        CHECKPOINT + "retention.cc", "rule.keep_every_steps > 0 && step > 0 &&", "rule.keep_every_steps > 0 &&", CHECKPOINT_TEST),
     "best-pointers-lead-ahead": (
         CHECKPOINT + "retention.cc", "best.step() <= manifest.step() && is_there(best.step())", "is_there(best.step())",
         CHECKPOINT_TEST),
@@ -163,10 +163,10 @@ MUTANTS = {
         POLICY, "  if (failed && saved_step_ == record.step()) saved_step_ = -1;\n", "",
         "parity_save_test --gtest_filter=*FullDisk*"),
     "averages-begin-with-nothing": (
-        POLICY, "  if (begins_average) context.optimizer->BeginAverage(parameters);\n", "",
+        "trainer/rank_snapshot.cc", "  if (begins_average) context.optimizer->BeginAverage(parameters);\n", "",
         "parity_ema_test --gtest_filter=*TurnsItOnLater*"),
     "runs-without-their-lock-tidy-up": (
-        POLICY, "  if (options_.lock != nullptr) RETURN_IF_ERROR(options_.lock->Check());\n  if (!saved)", "  if (!saved)",
+        "trainer/async_checkpointer.cc", "  if (options_.lock != nullptr) RETURN_IF_ERROR(options_.lock->Check());\n  if (!saved)", "  if (!saved)",
         "parity_save_test --gtest_filter=*LockWasTaken*"),
     "zombies-run": (
         CHECKPOINT + "run_lock.cc", "process.state == 'Z' || process.state == 'X'", "process.state == 'X'",

@@ -20,7 +20,6 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
-#include "trainer/async_checkpointer.h"
 #include "trainer/checkpoint/compatibility.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/corpus_batch_source.h"
@@ -36,6 +35,7 @@
 #include "trainer/model_loader.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/learning_rate.h"
+#include "trainer/rank_snapshot.h"
 #include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {

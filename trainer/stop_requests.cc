@@ -1,5 +1,7 @@
 #include "trainer/stop_requests.h"
 
+#include <algorithm>
+
 #include "parallel/base/clock.h"
 
 namespace deepnet {
@@ -9,10 +11,10 @@ constexpr double kLeavingSeconds = 2.0;  // ranks that end, mpirun that notices
 
 }  // namespace
 
-int StopRequests::Take() {
-  int taken = bits_ != nullptr ? bits_->exchange(0) : 0;
-  stopping_ = stopping_ || (taken & kStopRequest) != 0 || TimeIsUp();
-  return stopping_ ? taken | kStopRequest : taken;
+int StopRequests::Poll() {
+  const int polled = bits_ != nullptr ? bits_->exchange(0) : 0;
+  stopping_ = stopping_ || (polled & kStopRequest) != 0 || TimeIsUp();
+  return stopping_ ? polled | kStopRequest : polled;
 }
 
 bool StopRequests::IsStopping() const {
@@ -20,7 +22,8 @@ bool StopRequests::IsStopping() const {
 }
 
 void StopRequests::Expect(double step_seconds, double save_seconds) {
-  lead_seconds_ = 2.0 * step_seconds + 2.0 * save_seconds + kLeavingSeconds;
+  longest_step_seconds_ = std::max(longest_step_seconds_, step_seconds);
+  lead_seconds_ = 2.0 * longest_step_seconds_ + 2.0 * save_seconds + kLeavingSeconds;
 }
 
 bool StopRequests::TimeIsUp() const { return SecondsNow() + lead_seconds_ >= deadline_; }

@@ -20,13 +20,14 @@ class StopRequests {
   StopRequests(std::atomic<int>* bits, double deadline) : bits_(bits), deadline_(deadline) {}
 
   // Returns the bits that came since the last call. A stop, once requested, is returned every time.
-  int Take();
+  int Poll();
 
-  // Returns whether a stop has been requested or time is up, taken or not.
+  // Returns whether a stop has been requested or time is up, polled or not.
   bool IsStopping() const;
 
-  // Sets how long a step and a save take, as far as known. The run stops early enough before the
-  // deadline for two steps, two saves (one may be under way) and some seconds for leaving.
+  // Tells how long a step took and how long a save will take. The run stops early enough before the
+  // deadline for two of the longest steps so far, two saves (one may be under way) and some seconds
+  // for leaving.
   void Expect(double step_seconds, double save_seconds);
 
   // Returns whether the run stops because of the deadline.
@@ -35,7 +36,7 @@ class StopRequests {
  private:
   std::atomic<int>* const bits_;
   const double deadline_;
-  double lead_seconds_ = 0.0;
+  double longest_step_seconds_ = 0.0, lead_seconds_ = 0.0;
   bool stopping_ = false;
 };
 

@@ -43,8 +43,7 @@ double ComputeSeconds(const RankTrace& trace) {
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
                                         RankContext& context, const ExecutorOptions& options,
-                                        const std::function<void()>& before_update,
-                                        const UpdateWanted& wanted) {
+                                        const StepHooks& hooks) {
   const StepBatch own = context.dp_size == 1 ? StepBatch() : ReplicaBatch(batch, context);
   const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result;
@@ -79,8 +78,8 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   const double device_seconds = context.ops->session().PassSeconds();
   result.compute_seconds = device_seconds > 0 ? device_seconds : ComputeSeconds(result.trace);
   const double gradient_norm = sum_norm * result.gradient_unit;
-  result.withheld = wanted && !wanted(result.loss, gradient_norm);
-  before_update();
+  result.withheld = hooks.wanted && !hooks.wanted(result.loss, gradient_norm);
+  if (hooks.before_update) hooks.before_update();
   if (result.withheld) {
     result.update = context.optimizer->Withhold(update, gradient_norm);
     return result;

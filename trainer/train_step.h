@@ -29,19 +29,22 @@ struct StepResult {
 // with one stage. Collective over context.pipeline; every rank of it gets the same.
 absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankContext& context);
 
-// Returns whether the update of a step with this loss and gradient norm is to be made.
-using UpdateWanted = std::function<bool(double loss, double gradient_norm)>;
+// A step calls these before its update. Each may be empty.
+struct StepHooks {
+  // Returns whether the update of a step with this loss and gradient norm is to be made: the same
+  // on every rank.
+  std::function<bool(double loss, double gradient_norm)> wanted = {};
+  // Called after that, when weights and moments are about to change.
+  std::function<void()> before_update = {};
+};
 
 // Trains one step. `batch` has all microbatches of the step; a replica computes those that
 // MicrobatchesOf (parallel/plan/shard.h) gives it, and context.schedule is for as many. `step`
 // counts batches and keys dropout; `update` >= 1 counts updates, without skipped steps.
-// `before_update` is called when weights and moments are about to change, after `wanted`, which has
-// to answer the same on every rank; empty: yes. options.trace, if there is one, also gets what
-// follows the schedule, and outlives `context`. Collective over context.world; every rank gets the
-// same result.
-absl::StatusOr<StepResult> RunTrainStep(
-    const StepBatch& batch, int64_t step, int64_t update, RankContext& context,
-    const ExecutorOptions& options = {}, const std::function<void()>& before_update = [] {},
-    const UpdateWanted& wanted = {});
+// options.trace, if there is one, also gets what follows the schedule, and outlives `context`.
+// Collective over context.world; every rank gets the same result.
+absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
+                                        RankContext& context, const ExecutorOptions& options = {},
+                                        const StepHooks& hooks = {});
 
 }  // namespace deepnet

@@ -3,8 +3,6 @@
 #include "trainer/trainer.h"
 
 #include <algorithm>
-#include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,39 +11,31 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "google/protobuf/message.h"
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/comm/heartbeat.h"
 #include "parallel/plan/memory.h"
-#include "trainer/async_checkpointer.h"
+#include "trainer/checkpoint_policy.h"
 #include "trainer/instruments/non_finite.h"
 #include "trainer/kernels/device_errors.h"
-#include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/monitored_run.h"
+#include "trainer/rank_snapshot.h"
 #include "trainer/resolve_run.h"
-#include "trainer/roll_back.h"
+#include "trainer/spike_guard.h"
 #include "trainer/spikes.h"
-#include "trainer/telemetry/intervals.h"
-#include "trainer/telemetry/prometheus_file.h"
 #include "trainer/telemetry/report.h"
-#include "trainer/telemetry/run_trace.h"
-#include "trainer/telemetry/stragglers.h"
+#include "trainer/telemetry/run_recorder.h"
 #include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
+#include "trainer/validation_policy.h"
 
 namespace deepnet {
 namespace {
-
-constexpr int kMaxConsecutiveSkips = 10;
 
 // Returns the earlier of the two time limits, as SecondsNow().
 double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
@@ -53,21 +43,27 @@ double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
   return minutes > 0 ? std::min(options.deadline, SecondsNow() + 60 * minutes) : options.deadline;
 }
 
+// All ranks know this after a step.
+struct Agreed {
+  double seconds = 0.0;                                  // that it took, by the clock of rank 0
+  bool stop = false, save = false, lacks_batch = false;  // some rank; a stop stays
+};
+
+struct FetchedBatch {
+  int64_t step = -1;  // -1: none was fetched
+  absl::StatusOr<StepBatch> batch;
+};
+
 class Trainer {
  public:
   Trainer(ResolvedRun resolved, const TrainOptions& options, double deadline,
           MonitoredRun& monitored, Logger& log)
       : resolved_(std::move(resolved)),
-        run_(resolved_.run),
-        state_(resolved_.state),
-        options_(options),
-        requests_(options.request, deadline),
-        fs_(monitored.files()),
+        monitored_(monitored),
         log_(log),
-        world_(monitored.world()),
-        heartbeat_(monitored.heartbeat()),
+        requests_(options.request, deadline),
         trace_(options.trace),
-        memory_(run_.compute().device()),
+        memory_(run().compute().device()),
         stragglers_(resolved_.plan.pipeline_parallel_size()) {}
 
   // After an error devices may wait for messages of ranks that are gone. They are given up before
@@ -78,485 +74,283 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  absl::Status Prepare();
+  absl::Status Prepare(const TrainOptions& options);
   absl::Status Run();
   DeviceUse device_use() const { return session_.context->device_use(); }
 
  private:
-  bool leads() const { return world_.rank() == 0; }  // rank 0 writes and logs for all
+  const RunSpec& run() const { return resolved_.run; }
+  Manifest& state() { return resolved_.state; }  // all but tensors of a checkpoint, kept current
+  const Manifest& state() const { return resolved_.state; }
+  Communicator& world() { return monitored_.world(); }
+  Heartbeat& heartbeat() { return monitored_.heartbeat(); }
+  bool leads() { return world().rank() == 0; }  // rank 0 writes and logs for all
+  int64_t first_step() const {                  // of this process
+    return resolved_.earlier ? resolved_.earlier->manifest.step() : 0;
+  }
   bool Done() const;
-  bool IsOutOfPatience() const;
-  RunPosition PositionSince(double train_seconds) const;
-  bool ValidationDue() const;
-  NextTimes NextTimesOf(const StepRecord& record) const;
   absl::Status Step();
-  void Fetch(int64_t step);
-  absl::Status TakeBatch();
+  void Fetch(int64_t step) { next_ = {step, session_.batches->ForStep(step)}; }
+  absl::Status AwaitBatch();
   absl::Status LeaveOut();
-  bool UpdateWanted(double loss, double gradient_norm);
-  absl::StatusOr<bool> AfterSpike();
-  absl::StatusOr<bool> RollBack(SpikeRecord& spike);
-  void GoOnFrom(Manifest earlier);
+  absl::StatusOr<bool> AnswerSpike();
   absl::Status RecordInstruments(const StepResult& result);
-  bool LocatesNonFinite(const StepResult& result);
   absl::Status RecordNonFinite(const StepBatch& batch, absl::Duration comm_timeout);
-  absl::Status Agree(double seconds);
-  absl::Status NameStragglers(std::span<const double> compute_seconds);
+  absl::Status Agree(double seconds, std::optional<double> compute_seconds = std::nullopt);
   void Count(const StepBatch& batch, const StepResult& result);
-  void CountLossScale(bool overflow);
   absl::Status Report(const StepResult& result);
-  void WriteMetrics(const google::protobuf::Message& record);
-  void WritePrometheus(const NextTimes& next);
-  void RecordSave(const SaveRecord& record);
-  absl::Status CheckDivergence();
   absl::Status CompareMemory();
   absl::Status ValidateNow();
-  void CountPatience(bool is_best);
   absl::Status SaveIfAskedOrDue();
-  absl::Status WriteTraceIfDue(bool last);
-  TraceSpan Phase(const char* name);
   void Enter(const char* what) {
-    heartbeat_.Begin(absl::StrCat("step ", state_.step(), ": ", what));
+    heartbeat().Begin(absl::StrCat("step ", state().step(), ": ", what));
+  }
+  // Also returns the event `name` of the current step, which ends with the result's scope.
+  TraceSpan Enter(const char* what, const char* name) {
+    Enter(what);
+    return {trace_.current(), TraceKind::kPhase, name};
   }
   absl::Status Stop();
   absl::Status Finish();
 
   ResolvedRun resolved_;
-  const RunSpec& run_;
-  Manifest& state_;  // everything a checkpoint says besides tensors, kept current
-  const TrainOptions& options_;
-  StopRequests requests_;
-  FileSystem& fs_;
+  MonitoredRun& monitored_;
   Logger& log_;
-  Communicator& world_;
-  Heartbeat& heartbeat_;
+  StopRequests requests_;
   RunTrace trace_;
   TensorMemory memory_;
-  TrainSession session_;
-  std::unique_ptr<PrometheusFile> prometheus_;  // rank 0 only, with train.prometheus_file
-  bool prometheus_failed_ = false;              // the warning was given
-  std::unique_ptr<CheckpointPolicy> checkpoints_;
-  int64_t first_step_ = 0;            // of this process
-  double stepping_seconds_ = 0.0;     // of this process, by the clock of rank 0
-  int64_t step_tokens_ = 0;           // target tokens of the last step
-  int64_t validated_step_ = -1;       // the last one; -1: none
-  double validated_at_ = 0.0;         // training seconds
-  double agreed_seconds_ = 0.0;       // of the last step, by the clock of rank 0
-  double longest_step_ = 0.0;         // seconds, of this process, without its first step
-  absl::StatusOr<StepBatch> batch_;   // of batch_step_
-  int64_t batch_step_ = -1;           // whose batch was fetched last; -1: none
-  bool lacks_batch_ = false;          // some rank failed to fetch it, as all ranks know
-  absl::Status least_scale_;          // of the last step, with a loss scale
-  bool was_finite_ = true;            // the last step
-  std::optional<SpikeRecord> spike_;  // of the last step
-  ComputeTime compute_time_;          // of this rank
   StragglerWatch stragglers_;
-  std::vector<bool> straggles_;       // by rank, the last time; empty: none
-  bool stop_ = false, save_ = false;  // requested of some rank, as all ranks know
+  TrainSession session_;
+  std::optional<RunRecorder> recorder_;
+  std::optional<CheckpointPolicy> checkpoints_;
+  std::optional<SpikeGuard> spikes_;
+  std::optional<ValidationPolicy> validations_;
+  FetchedBatch next_;
+  int64_t step_tokens_ = 0;  // target tokens of the last step
+  Agreed agreed_;
 };
 
-absl::Status Trainer::Prepare() {
-  heartbeat_.Begin("preparation");
-  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options_.init_from, world_, fs_, log_,
-                                              options_.trace.from > 0));
-  first_step_ = state_.step();
-  if (options_.trace.to <= first_step_ && options_.trace.from > 0) {
-    log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step_),
+absl::Status Trainer::Prepare(const TrainOptions& options) {
+  heartbeat().Begin("preparation");
+  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options.init_from, world(),
+                                              monitored_.files(), log_, options.trace.from > 0));
+  if (options.trace.to <= first_step() && options.trace.from > 0) {
+    log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step()),
                               " already; nothing is traced"));
   }
-  if (run_.train().spike().deviations() == 0) state_.clear_spike_window();
-  const bool resumed = resolved_.earlier.has_value();
-  validated_step_ = resumed && !state_.validation_due() ? state_.step() : -1;
-  validated_at_ = state_.train_seconds();
-  checkpoints_ = std::make_unique<CheckpointPolicy>(
-      fs_, run_.train(), state_, *session_.context, log_,
-      CheckpointPolicyOptions{.folder = resolved_.folder,
-                              .lock = resolved_.lock.get(),
-                              .resumed = resumed,
-                              .copies = !run_.parallel().blocking_saves(),
-                              .threads = run_.compute().threads_per_rank(),
-                              .steps_per_epoch = session_.steps_per_epoch,
-                              .record = [this](const SaveRecord& record) { RecordSave(record); }});
+  RankContext& context = *session_.context;
+  validations_.emplace(run().train(), state(), session_.steps_per_epoch, log_);
+  if (resolved_.earlier && !state().validation_due()) validations_->Done();
+  RunFiles files = {std::move(session_.metrics), std::move(session_.events)};
+  if (leads()) files.prometheus = MakePrometheusFile(run(), options.root);
+  recorder_.emplace(std::move(files), run().train(), options.restarts, log_);
+  checkpoints_.emplace(
+      monitored_.files(), run().train(), state(), context,
+      CheckpointPolicyOptions{
+          .saver = {.folder = resolved_.folder,
+                    .copies = !run().parallel().blocking_saves(),
+                    .threads = run().compute().threads_per_rank(),
+                    .lock = resolved_.lock.get(),
+                    .warn = [this](const std::string& sentence) { log_.Warning(sentence); }},
+          .resumed = resolved_.earlier.has_value(),
+          .steps_per_epoch = session_.steps_per_epoch,
+          .record = [this](const SaveRecord& record) {
+            recorder_->Record(record);
+            if (leads()) trace_.AddSave(record);
+          }});
+  spikes_.emplace(monitored_.files(), resolved_, context, *checkpoints_, *recorder_, log_);
   requests_.Expect(0.0, checkpoints_->ExpectedSeconds());
-  if (leads() && !run_.train().prometheus_file().empty()) {
-    const auto path = std::filesystem::path(options_.root) / run_.train().prometheus_file();
-    prometheus_ = std::make_unique<PrometheusFile>(
-        path.string(), run_.name().empty() ? run_.folder() : run_.name());
-  }
   RETURN_IF_ERROR(checkpoints_->Open());
-  PhaseClock& later = session_.context->phases;
-  later.End("room for saves");
-  std::vector<TimedPhase> phases = resolved_.phases.phases();
-  phases.insert(phases.end(), later.phases().begin(), later.phases().end());
-  const std::string line = StartLine(phases);
-  if (!line.empty()) log_.Info(line);
+  context.phases.End("room for saves");
+  recorder_->Begin(resolved_.phases, context.phases);
   return absl::OkStatus();
 }
 
 bool Trainer::Done() const {
-  const TrainSpec& train = run_.train();
-  return (train.steps() > 0 && state_.step() >= train.steps()) ||
+  const TrainSpec& train = run().train();
+  return (train.steps() > 0 && state().step() >= train.steps()) ||
          (train.max_train_minutes() > 0 &&
-          state_.train_seconds() >= 60 * train.max_train_minutes()) ||
-         IsOutOfPatience();
-}
-
-bool Trainer::IsOutOfPatience() const {
-  const int patience = run_.train().patience();
-  return patience > 0 && state_.validations_without_best() >= patience;
+          state().train_seconds() >= 60 * train.max_train_minutes()) ||
+         validations_->IsOutOfPatience();
 }
 
 absl::Status Trainer::Run() {
   memory_.ForgetPeak();         // the peak of loading does not count
   RETURN_IF_ERROR(Agree(0.0));  // signals may have come since the process began
-  if (!stop_ && state_.validation_due()) RETURN_IF_ERROR(ValidateNow());
-  const bool may_go_back = run_.train().spike().action() == SpikeSpec::ROLL_BACK;
-  if (save_ || (may_go_back && state_.step() == 0)) RETURN_IF_ERROR(checkpoints_->Save());
-  while (!stop_ && !Done()) {
-    RETURN_IF_ERROR(IsLeftOut(state_, state_.step() + 1) ? LeaveOut() : Step());
-    RETURN_IF_ERROR(CheckDivergence());
-    if (spike_) {
-      ASSIGN_OR_RETURN(const bool went_back, AfterSpike());
+  if (!agreed_.stop && state().validation_due()) RETURN_IF_ERROR(ValidateNow());
+  const bool needs_start = spikes_->may_go_back() && state().step() == 0;
+  if (agreed_.save || needs_start) RETURN_IF_ERROR(checkpoints_->Save());
+  while (!agreed_.stop && !Done()) {
+    RETURN_IF_ERROR(IsLeftOut(state(), state().step() + 1) ? LeaveOut() : Step());
+    RETURN_IF_ERROR(spikes_->CheckDivergence());
+    if (spikes_->found()) {
+      ASSIGN_OR_RETURN(const bool went_back, AnswerSpike());
       if (went_back) continue;
     }
-    if (ValidationDue()) {
-      if (!stop_) RETURN_IF_ERROR(ValidateNow());
-      if (stop_) state_.set_validation_due(true);  // of the resumed run
+    if (validations_->IsDue(step_tokens_)) {
+      if (!agreed_.stop) RETURN_IF_ERROR(ValidateNow());
+      if (agreed_.stop) state().set_validation_due(true);  // of the resumed run
     }
     RETURN_IF_ERROR(SaveIfAskedOrDue());
-    RETURN_IF_ERROR(WriteTraceIfDue(/*last=*/stop_ || Done()));
+    if (trace_.Due(state().step(), /*last=*/agreed_.stop || Done())) {
+      Enter("trace");
+      RETURN_IF_ERROR(trace_.Write(world(), *session_.context->traced, monitored_.files(),
+                                   resolved_.folder, log_));
+    }
   }
-  return stop_ ? Stop() : Finish();
+  return agreed_.stop ? Stop() : Finish();
 }
 
 absl::Status Trainer::Step() {
   const double started = SecondsNow();
-  const bool first = state_.step() == first_step_;
-  const absl::Duration comm_timeout = CommTimeout(run_.parallel(), first);
-  heartbeat_.Begin(absl::StrCat("step ", state_.step()), comm_timeout + kSilenceGrace);
-  trace_.Begin(state_.step() + 1, session_.context->traced);
-  const TraceSpan whole(trace_.current(), {.kind = TraceKind::kStep, .step = state_.step() + 1});
-  RETURN_IF_ERROR(TakeBatch());
-  const StepBatch batch = *std::move(batch_);
-  const bool looks = session_.instruments->Due(state_.step() + 1);
+  const bool first = state().step() == first_step();
+  const absl::Duration comm_timeout = CommTimeout(run().parallel(), first);
+  heartbeat().Begin(absl::StrCat("step ", state().step()), comm_timeout + kSilenceGrace);
+  trace_.Begin(state().step() + 1, session_.context->traced);
+  const TraceSpan whole(trace_.current(), {.kind = TraceKind::kStep, .step = state().step() + 1});
+  RETURN_IF_ERROR(AwaitBatch());
+  const StepBatch batch = *std::move(next_.batch);
+  const bool looks = session_.instruments->Due(state().step() + 1);
   if (looks) session_.instruments->BeforeStep();
+  const auto wanted = [this](double loss, double norm) {
+    return spikes_->UpdateWanted(loss, norm);
+  };
+  const auto before_update = [this, looks] {
+    const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
+    checkpoints_->AwaitCopy();
+    if (looks) session_.instruments->BeforeUpdate();
+  };
   ASSIGN_OR_RETURN(
       const StepResult result,
       RunTrainStep(
-          batch, state_.step(), state_.optimizer_steps() + 1, *session_.context,
-          {.comm_timeout = comm_timeout, .trace = trace_.current(), .heartbeat = &heartbeat_},
-          [this, looks] {
-            const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
-            checkpoints_->AwaitCopy();
-            if (looks) session_.instruments->BeforeUpdate();
-          },
-          [this](double loss, double norm) { return UpdateWanted(loss, norm); }));
-  for (const std::string& sentence : session_.context->ops->session().TakeWarnings()) {
-    log_.Warning(sentence);
-  }
+          batch, state().step(), state().optimizer_steps() + 1, *session_.context,
+          {.comm_timeout = comm_timeout, .trace = trace_.current(), .heartbeat = &heartbeat()},
+          {.wanted = wanted, .before_update = before_update}));
+  for (const auto& text : session_.context->ops->session().TakeWarnings()) log_.Warning(text);
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
-  compute_time_.Add(result.compute_seconds);
+  const std::optional<double> compute_seconds = stragglers_.Add(result.compute_seconds);
   TraceSpan data(trace_.current(), {.kind = TraceKind::kData});
-  Fetch(state_.step() + 1);
+  Fetch(state().step() + 1);
   data.End();
-  RETURN_IF_ERROR(Agree(SecondsNow() - started));
+  RETURN_IF_ERROR(Agree(SecondsNow() - started, compute_seconds));
   Count(batch, result);
+  const bool locates = spikes_->Count(result);
   if (first) RETURN_IF_ERROR(CompareMemory());
-  if (LocatesNonFinite(result)) RETURN_IF_ERROR(RecordNonFinite(batch, comm_timeout));
-  const int64_t every = std::max<int64_t>(1, run_.train().log_every_steps());
-  const bool tells = result.update.skipped || state_.step() % every == 0;
-  return tells || stop_ || Done() ? Report(result) : absl::OkStatus();
+  if (locates) RETURN_IF_ERROR(RecordNonFinite(batch, comm_timeout));
+  const int64_t every = std::max<int64_t>(1, run().train().log_every_steps());
+  const bool tells = result.update.skipped || state().step() % every == 0;
+  return tells || agreed_.stop || Done() ? Report(result) : absl::OkStatus();
 }
 
-void Trainer::Fetch(int64_t step) {
-  batch_ = session_.batches->ForStep(step);
-  batch_step_ = step;
-}
-
-// Sees to it that batch_ is that of the current step on all ranks. It was fetched before the ranks
+// Sees to it that next_ is that of the current step on all ranks. It was fetched before the ranks
 // agreed on the step before: where one of them cannot read its corpus any more, all of them save
 // what they have learned and end.
-absl::Status Trainer::TakeBatch() {
-  const bool ahead = batch_step_ == state_.step();
-  if (ahead && !lacks_batch_) return absl::OkStatus();
+absl::Status Trainer::AwaitBatch() {
+  const bool ahead = next_.step == state().step();
+  if (ahead && !agreed_.lacks_batch) return absl::OkStatus();
   if (ahead) {
     Enter("last save");
     RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/false));
   } else {
-    Fetch(state_.step());
+    Fetch(state().step());
   }
-  return AgreeOnStatus(world_, WithExitCode(batch_.status(), ExitCode::kData));
+  return AgreeOnStatus(world(), WithExitCode(next_.batch.status(), ExitCode::kData));
 }
 
 // Counts a step that is not trained on.
 absl::Status Trainer::LeaveOut() {
   RETURN_IF_ERROR(Agree(0.0));
   step_tokens_ = 0;
-  state_.set_step(state_.step() + 1);
-  state_.mutable_data()->set_step(state_.step());
-  state_.set_skipped_steps(state_.skipped_steps() + 1);
+  state().set_step(state().step() + 1);
+  state().mutable_data()->set_step(state().step());
+  state().set_skipped_steps(state().skipped_steps() + 1);
   return absl::OkStatus();
 }
 
-// Looks for a spike in the step under way, whose figures are the same on all ranks.
-bool Trainer::UpdateWanted(double loss, double gradient_norm) {
-  const SpikeSpec& spec = run_.train().spike();
-  if (spec.deviations() == 0) return true;
-  spike_ = FindSpike(spec, state_.spike_window(), state_.step() + 1, loss, gradient_norm);
-  RememberStep(spec, loss, gradient_norm, *state_.mutable_spike_window());
-  return !spike_ || spec.action() == SpikeSpec::WARN;
-}
-
-// Enters the spike of the step that was just counted into the ledger. Returns whether the run went
-// back.
-absl::StatusOr<bool> Trainer::AfterSpike() {
-  SpikeRecord spike = *std::exchange(spike_, std::nullopt);
-  bool went_back = false;
-  if (run_.train().spike().action() == SpikeSpec::ROLL_BACK) {
-    ASSIGN_OR_RETURN(went_back, RollBack(spike));
+// Returns whether the run went back.
+absl::StatusOr<bool> Trainer::AnswerSpike() {
+  if (!spikes_->may_go_back()) return spikes_->Answer();
+  const TraceSpan span = Enter("roll-back", "roll-back");
+  ASSIGN_OR_RETURN(const bool went_back, spikes_->Answer());
+  if (went_back) {
+    validations_->GoBack();
+    session_.report->Forget();
   }
-  log_.Warning(SpikeLine(spike));
-  WriteMetrics(spike);
-  *state_.add_spikes() = std::move(spike);
-  if (went_back) RETURN_IF_ERROR(checkpoints_->SaveAfterGoingBack());
   return went_back;
-}
-
-// Goes back to before the steps that `spike` then says are left out. Returns false if there is no
-// checkpoint.
-absl::StatusOr<bool> Trainer::RollBack(SpikeRecord& spike) {
-  Enter("roll-back");
-  const TraceSpan span = Phase("roll-back");
-  const SpikeSpec& spec = run_.train().spike();
-  RETURN_IF_ERROR(checkpoints_->Finish());
-  if (NumRollBacks(state_) >= spec.max_roll_backs()) {
-    const std::string text =
-        absl::StrCat("diverged: ", SpikeFigures(spike), ", after ", NumRollBacks(state_),
-                     " roll-backs, as many as ", "train.spike.max_roll_backs allows");
-    return AgreeOnStatus(world_, WithExitCode(absl::AbortedError(text), ExitCode::kDiverged));
-  }
-  SpikeRecord left_out = spike;
-  LeaveOutAround(spec, left_out);
-  ASSIGN_OR_RETURN(std::optional<Manifest> earlier,
-                   GoBack(fs_, resolved_.folder, left_out.first_left_out() - 1,
-                          resolved_.lock.get(), *session_.context, log_));
-  if (!earlier) return false;
-  spike = std::move(left_out);
-  spike.set_step(earlier->step());
-  spike.set_first_left_out(std::max(spike.first_left_out(), earlier->step() + 1));
-  GoOnFrom(*std::move(earlier));
-  return true;
-}
-
-// Makes the state that of an earlier step, but for what has really passed, and the ledger of the
-// steps that are left out.
-void Trainer::GoOnFrom(Manifest earlier) {
-  const Manifest before = std::exchange(state_, std::move(earlier));
-  *state_.mutable_run() = before.run();
-  state_.set_train_seconds(before.train_seconds());
-  state_.set_failed_saves(before.failed_saves());
-  state_.set_validation_due(false);
-  state_.clear_spikes();
-  for (const SpikeRecord& spike : before.spikes()) {
-    const bool stays = spike.last_left_out() > 0 || spike.step() <= state_.step();
-    if (stays) *state_.add_spikes() = spike;
-  }
-  if (validated_step_ > state_.step()) validated_step_ = -1;
-  if (session_.context->loss_scale != nullptr) {
-    *session_.context->loss_scale =
-        DynamicLossScale(run_.optim(), run_.data().global_microbatches(), state_.loss_scale());
-  }
-  session_.report->Forget();
-  if (!leads()) return;
-  if (session_.events != nullptr) session_.events->GoBack(state_.step());
-  const absl::Status dropped = session_.metrics->GoBack(state_.step());
-  if (!dropped.ok()) log_.Warning(std::string(dropped.message()));
 }
 
 // Records the instruments of the step that was just taken; it is not counted yet.
 absl::Status Trainer::RecordInstruments(const StepResult& result) {
-  const int64_t step = state_.step() + 1;
-  Enter("instruments");
-  const TraceSpan span = Phase("instruments");
+  const int64_t step = state().step() + 1;
+  const TraceSpan span = Enter("instruments", "instruments");
   ASSIGN_OR_RETURN(InstrumentRecord record, session_.instruments->Record(step));
   for (LayerInstruments& layer : *record.mutable_layers()) {
     layer.set_gradient_norm(layer.gradient_norm() * result.gradient_unit);
   }
-  WriteMetrics(record);
+  recorder_->Record(record);
   return absl::OkStatus();
-}
-
-// Returns whether the step that was just counted is to be computed once more, to find where it was
-// not finite: the first of several in a row. With a loss scale a gradient that overflows is nothing
-// unusual, unless it ends the run.
-bool Trainer::LocatesNonFinite(const StepResult& result) {
-  const bool scales = session_.context->loss_scale != nullptr;
-  const bool skipped = result.update.skipped && !result.withheld;
-  const bool finite = !skipped || (scales && std::isfinite(result.loss));
-  const bool is_first = std::exchange(was_finite_, finite);
-  return (!finite && is_first) || (skipped && scales && !least_scale_.ok());
 }
 
 absl::Status Trainer::RecordNonFinite(const StepBatch& batch, absl::Duration comm_timeout) {
-  heartbeat_.Begin(absl::StrCat("step ", state_.step(), ": search for a non-finite value"),
-                   comm_timeout + kSilenceGrace);
+  heartbeat().Begin(absl::StrCat("step ", state().step(), ": search for a non-finite value"),
+                    comm_timeout + kSilenceGrace);
   ASSIGN_OR_RETURN(NonFiniteRecord record,
-                   LocateNonFinite(batch, state_.step() - 1, *session_.context,
-                                   {.comm_timeout = comm_timeout, .heartbeat = &heartbeat_}));
-  record.set_step(state_.step());
-  log_.Warning(absl::StrCat("step ", state_.step(), ": ", NonFiniteLine(record)));
-  WriteMetrics(record);
+                   LocateNonFinite(batch, state().step() - 1, *session_.context,
+                                   {.comm_timeout = comm_timeout, .heartbeat = &heartbeat()}));
+  record.set_step(state().step());
+  recorder_->Record(record);
   return absl::OkStatus();
 }
 
-// Makes known to all ranks after a step: how long it took by the clock of rank 0, the requests to
-// any rank, whether all ranks have done their part of a save and have the next batch and, every
-// kStragglerSteps, how long each of them computes.
-absl::Status Trainer::Agree(double seconds) {
-  Enter("agreement of all ranks");
-  const TraceSpan span = Phase("agreement");
-  const int asked = requests_.Take();
-  std::vector<double> values = {leads() ? seconds : 0.0, (asked & kStopRequest) != 0 ? 1.0 : 0.0,
-                                (asked & kSaveRequest) != 0 ? 1.0 : 0.0,
-                                checkpoints_->Ready() ? 0.0 : 1.0,
-                                batch_step_ < 0 || batch_.ok() ? 0.0 : 1.0};
-  const size_t first = values.size();
-  const std::optional<double> computed = compute_time_.TakeMean();
-  if (computed) {
-    values.resize(first + static_cast<size_t>(world_.size()));
-    values[first + static_cast<size_t>(world_.rank())] = *computed;
+// Makes known to all ranks after a step, which is not counted yet: how long it took by the clock of
+// rank 0, the requests to any rank, whether all ranks have done their part of a save and have the
+// next batch and, now and then, how long each of them computes (StragglerWatch).
+absl::Status Trainer::Agree(double seconds, std::optional<double> compute_seconds) {
+  const TraceSpan span = Enter("agreement of all ranks", "agreement");
+  const int asked = requests_.Poll();
+  std::vector<double> sums = {leads() ? seconds : 0.0};
+  for (const bool flag : {(asked & kStopRequest) != 0, (asked & kSaveRequest) != 0,
+                          !checkpoints_->Ready(), next_.step >= 0 && !next_.batch.ok()}) {
+    sums.push_back(flag ? 1.0 : 0.0);
   }
-  RETURN_IF_ERROR(world_.AllReduceSum(std::span(values)));
-  if (computed) RETURN_IF_ERROR(NameStragglers(std::span(values).subspan(first)));
-  agreed_seconds_ = values[0];
-  stop_ = stop_ || values[1] > 0;
-  save_ = values[2] > 0;
-  lacks_batch_ = values[4] > 0;
-  return values[3] == 0 ? checkpoints_->Advance() : absl::OkStatus();
-}
-
-// Records ranks that compute too long, and warns of those that did not the last time. The step that
-// just ended is not counted yet.
-absl::Status Trainer::NameStragglers(std::span<const double> compute_seconds) {
-  std::vector<StragglerRecord> stragglers = stragglers_.Look(compute_seconds);
-  const std::vector<bool> before =
-      std::exchange(straggles_, std::vector<bool>(compute_seconds.size()));
-  if (stragglers.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world_, HostName()));
-  for (StragglerRecord& record : stragglers) {
-    const auto rank = static_cast<size_t>(record.rank());
-    record.set_step(state_.step() + 1);
-    record.set_host(hosts[rank]);
-    straggles_[rank] = true;
-    WriteMetrics(record);
-    if (leads() && (before.empty() || !before[rank])) log_.Warning(StragglerLine(record));
+  const size_t first = sums.size();
+  if (compute_seconds) {
+    sums.resize(first + static_cast<size_t>(world().size()));
+    sums[first + static_cast<size_t>(world().rank())] = *compute_seconds;
   }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(world().AllReduceSum(std::span(sums)));
+  agreed_ = {sums[0], agreed_.stop || sums[1] > 0, sums[2] > 0, sums[4] > 0};
+  if (compute_seconds) {
+    RETURN_IF_ERROR(recorder_->Record(stragglers_.Look(std::span(sums).subspan(first)),
+                                      state().step() + 1, world()));
+  }
+  return sums[3] == 0 ? checkpoints_->Advance() : absl::OkStatus();
 }
 
 void Trainer::Count(const StepBatch& batch, const StepResult& result) {
-  const bool skipped = result.update.skipped;
-  state_.set_step(state_.step() + 1);
-  state_.mutable_data()->set_step(state_.step());
-  state_.set_train_seconds(state_.train_seconds() + agreed_seconds_);
-  stepping_seconds_ += agreed_seconds_;
-  state_.set_source_tokens(state_.source_tokens() + batch.num_source_tokens);
+  const bool begins = state().step() <= first_step();
+  state().set_step(state().step() + 1);
+  state().mutable_data()->set_step(state().step());
+  state().set_train_seconds(state().train_seconds() + agreed_.seconds);
+  state().set_source_tokens(state().source_tokens() + batch.num_source_tokens);
   step_tokens_ = batch.num_target_tokens;
-  state_.set_target_tokens(state_.target_tokens() + step_tokens_);
-  state_.set_optimizer_steps(state_.optimizer_steps() + (skipped ? 0 : 1));
-  state_.set_skipped_steps(state_.skipped_steps() + (skipped ? 1 : 0));
-  state_.set_consecutive_skips(skipped ? state_.consecutive_skips() + 1 : 0);
-  session_.report->Add(batch, result, agreed_seconds_);
-  if (state_.step() > first_step_ + 1) longest_step_ = std::max(longest_step_, agreed_seconds_);
-  requests_.Expect(longest_step_, checkpoints_->ExpectedSeconds());
-  const bool not_finite = skipped && !result.withheld;
-  if (session_.context->loss_scale != nullptr) return CountLossScale(not_finite);
-  if (not_finite) {
-    log_.Warning(absl::StrCat("step ", state_.step(), ": loss or gradient is not finite; skipped"));
-  }
-}
-
-void Trainer::CountLossScale(bool overflow) {
-  DynamicLossScale& scale = *session_.context->loss_scale;
-  least_scale_ = scale.Update(overflow);
-  *state_.mutable_loss_scale() = scale.state();
-  if (overflow) {
-    log_.Info(absl::StrCat("step ", state_.step(), ": gradient overflow; skipped, loss scale ",
-                           scale.scale()));
-  }
-}
-
-absl::Status Trainer::CheckDivergence() {
-  absl::Status status = least_scale_;
-  if (session_.context->loss_scale == nullptr &&
-      state_.consecutive_skips() >= kMaxConsecutiveSkips) {
-    const bool skips = run_.train().spike().action() == SpikeSpec::SKIP;
-    status = WithExitCode(
-        absl::AbortedError(absl::StrCat("diverged: ", kMaxConsecutiveSkips,
-                                        skips ? " non-finite steps or spikes" : " non-finite steps",
-                                        " in a row at step ", state_.step())),
-        ExitCode::kDiverged);
-  }
-  if (status.ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(checkpoints_->Finish());  // keeps the last good checkpoint
-  return AgreeOnStatus(world_, status);
+  state().set_target_tokens(state().target_tokens() + step_tokens_);
+  session_.report->Add(batch, result, agreed_.seconds);
+  // A process's first step takes longer than all others.
+  requests_.Expect(begins ? 0.0 : agreed_.seconds, checkpoints_->ExpectedSeconds());
 }
 
 absl::Status Trainer::Report(const StepResult& result) {
-  const TraceSpan span = Phase("report");
+  const TraceSpan span(trace_.current(), TraceKind::kPhase, "report");
   ASSIGN_OR_RETURN(const TraceFigures pipeline, MeasurePipeline(result, *session_.context));
-  StepRecord record = session_.report->Take(state_, result, pipeline);
-  record.set_restarts(options_.restarts);
-  WriteMetrics(record);
-  const NextTimes next = NextTimesOf(record);
-  WritePrometheus(next);
-  Progress progress = ProgressOf(record, run_.train(), next);
-  progress.figures += InstrumentsCost(session_.instruments->seconds(), stepping_seconds_);
-  log_.Show(progress);
-  return absl::OkStatus();
-}
-
-NextTimes Trainer::NextTimesOf(const StepRecord& record) const {
+  const StepRecord record = session_.report->Take(state(), result, pipeline);
   const Pace& pace = session_.report->pace();
-  NextTimes next = {.save = checkpoints_->SecondsUntilDue(pace),
-                    .validation = SecondsUntilDue(ValidationInterval(run_.train()),
-                                                  PositionSince(validated_at_), pace)};
-  const double left = record.seconds_to_end();
-  for (double* const seconds : {&next.save, &next.validation}) {
-    if (left > 0 && *seconds >= left) *seconds = -1.0;
-  }
-  return Done() ? NextTimes() : next;
-}
-
-// Only warns if writing fails: a disk that is full now may have room later.
-void Trainer::WriteMetrics(const google::protobuf::Message& record) {
-  if (!leads()) return;
-  if (prometheus_ != nullptr) prometheus_->Remember(record);
-  const absl::Status written = session_.metrics->Write(record);
-  if (!written.ok()) log_.Warning(std::string(written.message()));
-  if (session_.events == nullptr) return;
-  const absl::Status shown = session_.events->Write(record);
-  if (!shown.ok()) log_.Warning(std::string(shown.message()));
-}
-
-// Warns once if writing fails.
-void Trainer::WritePrometheus(const NextTimes& next) {
-  if (prometheus_ == nullptr || !prometheus_->has_steps()) return;
-  const absl::Status written = prometheus_->Write(next);
-  if (written.ok() || std::exchange(prometheus_failed_, true)) return;
-  log_.Warning(absl::StrCat("train.prometheus_file: ", written.message()));
-}
-
-void Trainer::RecordSave(const SaveRecord& record) {
-  WriteMetrics(record);
-  RankTrace* const trace = trace_.current();
-  if (trace == nullptr || !leads()) return;
-  const double now = SecondsNow();
-  const double first = trace->events.empty() ? now : trace->events.front().start;
-  trace->events.push_back({.kind = TraceKind::kWrite,
-                           .bytes = record.bytes(),
-                           .start = std::max(first, now - record.seconds()),
-                           .end = now});
+  NextTimes next;
+  if (!Done()) next = {checkpoints_->SecondsUntilDue(pace), validations_->SecondsUntilDue(pace)};
+  recorder_->Record(
+      record, next,
+      InstrumentsCost(session_.instruments->seconds(), session_.report->all_seconds()));
+  return absl::OkStatus();
 }
 
 // Compares the plan's bytes with those of the first step, which allocates everything.
@@ -565,91 +359,34 @@ absl::Status Trainer::CompareMemory() {
       {.planned = TensorBytes(session_.context->planned),
        .measured = memory_.peak_bytes() + session_.context->ops->session().OwnBytes() +
                    checkpoints_->snapshot_bytes()},
-      world_, log_);
-}
-
-RunPosition Trainer::PositionSince(double train_seconds) const {
-  return {.step = state_.step(),
-          .target_tokens = state_.target_tokens(),
-          .step_tokens = step_tokens_,
-          .steps_per_epoch = session_.steps_per_epoch,
-          .seconds = state_.train_seconds() - train_seconds};
-}
-
-bool Trainer::ValidationDue() const {
-  return IsDue(ValidationInterval(run_.train()), PositionSince(validated_at_));
+      world(), log_);
 }
 
 // A validation that a stop cuts short is the first thing that the resumed run does.
 absl::Status Trainer::ValidateNow() {
-  Enter("validation");
-  const TraceSpan span = Phase("validation");
+  const TraceSpan span = Enter("validation", "validation");
   const absl::StatusOr<EvalRecord> record =
-      Validate(run_, resolved_.inventory, resolved_.plan, *resolved_.corpus, *session_.context,
-               state_.step(), log_, [this] {
-                 heartbeat_.Beat();  // asked between rows that this rank computes alone
+      Validate(run(), resolved_.inventory, resolved_.plan, *resolved_.corpus, *session_.context,
+               state().step(), log_, [this] {
+                 heartbeat().Beat();  // asked between rows that this rank computes alone
                  return requests_.IsStopping();
                });
-  stop_ = absl::IsCancelled(record.status());
-  if (!stop_) RETURN_IF_ERROR(record.status());
-  if (stop_ != state_.validation_due()) checkpoints_->Changed();
-  state_.set_validation_due(stop_);
-  if (stop_) return absl::OkStatus();
-  validated_step_ = state_.step();
-  validated_at_ = state_.train_seconds();
-  if (record->directions_size() == 0) {
-    return absl::OkStatus();  // the corpus has no dev text of these directions
-  }
-  WriteMetrics(*record);
-  if (!record->has_bleu() && !record->has_nll()) return absl::OkStatus();  // nothing was measured
-  const bool better_bleu =
-      record->has_bleu() && UpdateBest(state_, "bleu", record->bleu(), Better::kGreater);
-  const bool better_nll =
-      record->has_nll() && UpdateBest(state_, "nll", record->nll(), Better::kSmaller);
-  const bool is_best = better_bleu || better_nll;
-  CountPatience(is_best);
-  if (!is_best) return absl::OkStatus();
-  checkpoints_->Changed();  // this step is saved again if it was
-  return checkpoints_->Save();
-}
-
-// Counts a validation that was `best`, or none, for train.patience.
-void Trainer::CountPatience(bool is_best) {
-  const int patience = run_.train().patience();
-  if (patience == 0) return state_.clear_validations_without_best();
-  state_.set_validations_without_best(is_best ? 0 : state_.validations_without_best() + 1);
-  checkpoints_->Changed();
-  if (!IsOutOfPatience()) return;
-  log_.Info(absl::StrCat("train.patience: no better BLEU or nll in ",
-                         state_.validations_without_best(),
-                         " validations in a row; training ends"));
+  agreed_.stop = absl::IsCancelled(record.status());
+  if (!agreed_.stop) RETURN_IF_ERROR(record.status());
+  if (agreed_.stop != state().validation_due()) checkpoints_->Changed();
+  state().set_validation_due(agreed_.stop);
+  if (agreed_.stop) return absl::OkStatus();
+  if (record->directions_size() > 0) recorder_->Record(*record);  // else there is no dev text
+  const ValidationOutcome outcome = validations_->Count(*record);
+  if (outcome.changed) checkpoints_->Changed();  // this step is saved again if it was
+  return outcome.is_best ? checkpoints_->Save() : absl::OkStatus();
 }
 
 absl::Status Trainer::SaveIfAskedOrDue() {
   Enter("save");
   const TraceSpan span(trace_.current(), {.kind = TraceKind::kSave});
-  return save_ ? checkpoints_->Save() : checkpoints_->SaveIfDue(step_tokens_);
+  return agreed_.save ? checkpoints_->Save() : checkpoints_->SaveIfDue(step_tokens_);
 }
-
-// Only warns if writing fails.
-absl::Status Trainer::WriteTraceIfDue(bool last) {
-  if (!trace_.Due(state_.step(), last)) return absl::OkStatus();
-  Enter("trace");
-  ASSIGN_OR_RETURN(const std::string json, trace_.Take(world_, *session_.context->traced));
-  if (!leads()) return absl::OkStatus();
-  const std::string path = JoinPath(resolved_.folder, trace_.FileName());
-  const absl::Status written = ReplaceFile(fs_, path, json);
-  if (!written.ok()) {
-    log_.Warning(std::string(written.message()));
-  } else {
-    log_.Info(absl::StrCat("trace in ", path, ", for ui.perfetto.dev or chrome://tracing: ",
-                           WithCommas(static_cast<int64_t>(json.size())), " bytes"));
-  }
-  return absl::OkStatus();
-}
-
-// Returns the event `name` of the current step, which ends with the result's scope.
-TraceSpan Trainer::Phase(const char* name) { return {trace_.current(), TraceKind::kPhase, name}; }
 
 absl::Status Trainer::Stop() {
   Enter("save before the stop");
@@ -659,8 +396,8 @@ absl::Status Trainer::Stop() {
     log_.Info("the time limit is reached: the end of the job or train.exit_after_minutes");
   }
   return AgreeOnStatus(
-      world_,
-      WithExitCode(absl::CancelledError(absl::StrCat("stopped and saved at step ", state_.step(),
+      world(),
+      WithExitCode(absl::CancelledError(absl::StrCat("stopped and saved at step ", state().step(),
                                                      "; run the same command to go on")),
                    ExitCode::kSavedRunAgain));
 }
@@ -669,18 +406,14 @@ absl::Status Trainer::Stop() {
 absl::Status Trainer::Finish() {
   Enter("last save");
   RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/true));
-  if (validated_step_ != state_.step() && run_.train().validate_every_steps() != 0) {
+  if (!validations_->IsDone() && run().train().validate_every_steps() != 0) {
     RETURN_IF_ERROR(ValidateNow());
-    if (stop_) return Stop();
+    if (agreed_.stop) return Stop();
     Enter("last save");
   }
   RETURN_IF_ERROR(checkpoints_->SaveAndWait(/*tidy=*/true));
   Enter("end of the run");
-  WritePrometheus({});
-  log_.EndProgress();
-  log_.Info(absl::StrFormat("done: step %s, %s source and %s target tokens in %s of training",
-                            WithCommas(state_.step()), WithCommas(state_.source_tokens()),
-                            WithCommas(state_.target_tokens()), ClockText(state_.train_seconds())));
+  recorder_->End(state());
   ASSIGN_OR_RETURN(const std::string hash, HashRankWeights(*session_.context, resolved_.inventory));
   log_.Info(absl::StrCat("weights ", hash));
   return absl::OkStatus();
@@ -708,7 +441,7 @@ absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
                                                        .lock = std::move(lock)},
                                                       monitored.world(), monitored.files(), log));
     trainer = std::make_unique<Trainer>(std::move(resolved), options, deadline, monitored, log);
-    RETURN_IF_ERROR(trainer->Prepare());
+    RETURN_IF_ERROR(trainer->Prepare(options));
     return CatchErrors([&] { return trainer->Run(); }, trainer->device_use());
   };
   return monitored.End(CatchErrors(work));

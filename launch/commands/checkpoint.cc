@@ -311,7 +311,7 @@ std::string Text(const PrunePlan& plan, bool dry_run) {
 
 absl::Status RunPrune(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "RUN"));
-  PruneRule rule;
+  RetentionRule rule;
   ASSIGN_OR_RETURN(const int64_t keep, IntegerFrom(line, "keep", 1, kMaxKept));
   rule.keep_latest = static_cast<int>(keep);
   if (line.flags.Given("keep-every")) {

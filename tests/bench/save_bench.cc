@@ -76,10 +76,11 @@ class Bench {
   double Step(AsyncCheckpointer* saver = nullptr) {
     const Microbatch& mb = microbatches_[static_cast<size_t>(step_) % microbatches_.size()];
     const double began = SecondsNow();
+    const StepHooks hooks = {.before_update = [&] {
+      if (saver != nullptr) saver->AwaitCopy();
+    }};
     const auto result = RunTrainStep({{mb}, mb.num_source_tokens, mb.num_target_tokens}, step_,
-                                     step_ + 1, *part_, {}, [&] {
-                                       if (saver != nullptr) saver->AwaitCopy();
-                                     });
+                                     step_ + 1, *part_, {}, hooks);
     DEEPNET_CHECK(result.ok()) << result.status().ToString();
     ++step_;
     return SecondsNow() - began;
@@ -103,7 +104,6 @@ class Bench {
     SaveRecord record;
     AsyncCheckpointer saver(*fs_,
                             {.folder = folder_,
-                             .keep_latest = 1,
                              .copies = copies,
                              .on_end = [&](const SaveRecord& ended) { record = ended; }},
                             *part_);

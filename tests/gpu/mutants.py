@@ -341,7 +341,7 @@ MUTANTS = {
     "next-update-does-not-wait-for-a-save": (
         "trainer/async_checkpointer.cc", "  snapshot_.HoldUpdate();\n", "", SAVES),
     "save-is-written-before-it-is-copied": (
-        "trainer/async_checkpointer.cc", "      side_->Wait();\n", "", SAVES),
+        "trainer/rank_snapshot.cc", "      side_->Wait();\n", "", SAVES),
     "tensors-launched-one-by-one": (
         LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
     "who-has-not-come-is-not-said": (

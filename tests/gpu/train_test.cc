@@ -35,6 +35,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/trace_file.h"
 #include "trainer/async_checkpointer.h"
+#include "trainer/rank_snapshot.h"
 #include "trainer/resolve_run.h"
 #include "trainer/train_step.h"
 
@@ -240,7 +241,7 @@ bool Equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 absl::Status SaveBesideAStep(bool slow, const ResolvedRun& resolved, const TrainSession& session) {
   RankContext& context = *session.context;
   const auto files = MakePosixFileSystem();
-  AsyncCheckpointer saver(*files, {.folder = resolved.folder}, context);
+  AsyncCheckpointer saver(*files, {.folder = resolved.folder, .keep = {.keep_latest = 2}}, context);
   RETURN_IF_ERROR(saver.Open());
   const auto step = [&](int64_t number) -> absl::Status {
     ASSIGN_OR_RETURN(const StepBatch batch, session.batches->ForStep(number));
@@ -248,7 +249,8 @@ absl::Status SaveBesideAStep(bool slow, const ResolvedRun& resolved, const Train
       EXPECT_FALSE(slow && saver.busy() && saver.Ready());
       saver.AwaitCopy();
     };
-    return RunTrainStep(batch, number, number + 1, context, {}, before_update).status();
+    return RunTrainStep(batch, number, number + 1, context, {}, {.before_update = before_update})
+        .status();
   };
   RETURN_IF_ERROR(step(0));
   const std::vector<at::Tensor> saved = StateOf(context);

@@ -25,7 +25,6 @@ LIMITS = {
 }
 PARAMETERS = 6  # so many and more are a struct, but for those of TOTALS
 EXCEPTIONS = {
-    ("fields of a class", "trainer/trainer.cc: Trainer"): 33,
     ("files of a folder", "parallel/base"): 37,
     ("files of a folder", "parallel/plan"): 41,
     ("files of a folder", "trainer/kernels/cuda"): 44,
@@ -36,13 +35,11 @@ EXCEPTIONS = {
     ("lines of a .cc file", "parallel/comm/sockets.cc"): 670,
     ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 740,
     ("lines of a .cc file", "parallel/plan/memory.cc"): 550,
-    ("lines of a .cc file", "trainer/async_checkpointer.cc"): 560,
     ("lines of a .cc file", "trainer/bench.cc"): 710,
     ("lines of a .cc file", "trainer/data/prepare/parallel_text.cc"): 510,
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 640,
     ("lines of a .cc file", "trainer/model/describe.cc"): 520,
     ("lines of a .cc file", "trainer/model/work.cc"): 670,
-    ("lines of a .cc file", "trainer/trainer.cc"): 720,
 }
 TOTALS = {
     "lines of the product": 75000,

@@ -10,11 +10,11 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/planner.h"
 #include "tests/support/run_ranks.h"
-#include "trainer/async_checkpointer.h"
 #include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
+#include "trainer/rank_snapshot.h"
 #include "trainer/telemetry/tensor_memory.h"
 #include "trainer/train_step.h"
 
@@ -143,8 +143,8 @@ absl::StatusOr<RankBytes> MeasureRank(const PlannedRun& planned, Communicator& w
   Parameters& parameters = part->model->parameters();
   parameters.Initialize(run.seed());
   part->model->Refresh();
-  const int64_t made = memory.live_bytes();
   memory.ForgetPeak();
+  const int64_t made = memory.peak_bytes();
   for (int step = 0; step < kSteps; ++step) {
     RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part, {}).status());
   }

@@ -13,12 +13,12 @@ TEST(StopRequests, AreTakenOnceButAStopComesAgain) {
   std::atomic<int> bits{kSaveRequest};
   StopRequests requests(&bits, kNoDeadline);
   EXPECT_FALSE(requests.IsStopping());
-  EXPECT_EQ(requests.Take(), kSaveRequest);
-  EXPECT_EQ(requests.Take(), 0);
+  EXPECT_EQ(requests.Poll(), kSaveRequest);
+  EXPECT_EQ(requests.Poll(), 0);
   bits = kStopRequest;
   EXPECT_TRUE(requests.IsStopping());
-  EXPECT_EQ(requests.Take(), kStopRequest);
-  EXPECT_EQ(requests.Take(), kStopRequest);
+  EXPECT_EQ(requests.Poll(), kStopRequest);
+  EXPECT_EQ(requests.Poll(), kStopRequest);
   EXPECT_TRUE(requests.IsStopping());
 }
 
@@ -30,11 +30,14 @@ TEST(StopRequests, ByTheClockComeSoonerTheLongerStepsAndSavesTake) {
   EXPECT_FALSE(requests.IsStopping());
   requests.Expect(/*step_seconds=*/110, /*save_seconds=*/390);  // 1,002 s
   EXPECT_TRUE(requests.IsStopping());
-  requests.Expect(/*step_seconds=*/100, /*save_seconds=*/400);  // likewise
+  requests.Expect(/*step_seconds=*/100, /*save_seconds=*/390);  // the longest step counts
   EXPECT_TRUE(requests.IsStopping());
-  EXPECT_EQ(requests.Take(), kStopRequest);
+  StopRequests saves(nullptr, deadline);
+  saves.Expect(/*step_seconds=*/100, /*save_seconds=*/400);  // likewise
+  EXPECT_TRUE(saves.IsStopping());
+  EXPECT_EQ(requests.Poll(), kStopRequest);
   requests.Expect(0, 0);  // once decided it stays so
-  EXPECT_EQ(requests.Take(), kStopRequest);
+  EXPECT_EQ(requests.Poll(), kStopRequest);
 }
 
 }  // namespace

@@ -89,17 +89,6 @@ absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder
   return description;
 }
 
-// Deletes what saves and deletions that were cut short have left.
-absl::Status RemoveTemporaries(FileSystem& fs, const std::string& run_folder) {
-  RETURN_IF_ERROR(fs.MakeFolder(run_folder));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
-  for (const std::string& name : names) {
-    const bool unfinished = StateEnd(name) == kUnfinishedEnd && StepOfCheckpointFolder(name);
-    if (unfinished) RETURN_IF_ERROR(fs.DeleteTree(JoinPath(run_folder, name)));
-  }
-  return absl::OkStatus();
-}
-
 // Gives the finished folder `temporary` its name. A folder cannot replace a full one in one step,
 // so an earlier checkpoint of the same step first steps aside under a name that readers know as
 // well.
@@ -289,7 +278,16 @@ absl::StatusOr<int64_t> ReadPointerFile(FileSystem& fs, const std::string& path)
 }  // namespace
 
 absl::Status RemoveUnfinished(FileSystem& fs, const std::string& run_folder) {
-  return CheckpointError(RemoveTemporaries(fs, run_folder),
+  const auto remove = [&]() -> absl::Status {
+    RETURN_IF_ERROR(fs.MakeFolder(run_folder));
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+    for (const std::string& name : names) {
+      const bool unfinished = StateEnd(name) == kUnfinishedEnd && StepOfCheckpointFolder(name);
+      if (unfinished) RETURN_IF_ERROR(fs.DeleteTree(JoinPath(run_folder, name)));
+    }
+    return absl::OkStatus();
+  };
+  return CheckpointError(remove(),
                          absl::StrCat("what interrupted saves left in '", run_folder, "'"));
 }
 
@@ -301,13 +299,13 @@ absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int6
 }
 
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
-                                     int writer, int num_writers, int64_t block_bytes,
+                                     CheckpointWriter writer, int64_t block_bytes,
                                      std::span<const NamedTensor> tensors) {
   DEEPNET_CHECK(step >= 0 && block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
   CheckTensors(tensors);
   return CheckpointError(
-      WriteTensors(fs, TemporaryFolder(run_folder, step), TensorFileName(writer, num_writers),
-                   BlockBytes(block_bytes), tensors),
+      WriteTensors(fs, TemporaryFolder(run_folder, step),
+                   TensorFileName(writer.index, writer.count), BlockBytes(block_bytes), tensors),
       Context(run_folder, step));
 }
 
@@ -363,6 +361,15 @@ std::optional<int64_t> StepOfCheckpointName(std::string_view name) {
   const std::string digits(name.substr(sizeof(kStepPrefix) - 1));
   const bool is_step = absl::SimpleAtoi(digits, &step) && step >= 0 && CheckpointName(step) == name;
   return is_step ? std::optional(step) : std::nullopt;
+}
+
+std::vector<int64_t> CheckpointSteps(std::span<const std::string> names) {
+  std::vector<int64_t> steps;
+  for (const std::string& name : names) {
+    if (const std::optional<int64_t> step = StepOfCheckpointName(name)) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
+  return steps;
 }
 
 std::string_view StateEnd(std::string_view name) {

@@ -12,7 +12,7 @@
 //
 // Example, saving alone and reading:
 //   RETURN_IF_ERROR(BeginCheckpoint(fs, "run", step));
-//   ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, "run", step, 0, 1, 0, tensors));
+//   ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, "run", step, {}, 0, tensors));
 //   RETURN_IF_ERROR(CommitCheckpoint(fs, "run", manifest));
 //   ...
 //   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindLatest(fs, "run"));
@@ -53,8 +53,13 @@ struct TensorRun {
 using NamedTensor = TensorRun<const float>;   // to be written
 using MutableNamedTensor = TensorRun<float>;  // to be filled
 
+// One of the writers of a checkpoint.
+struct CheckpointWriter {
+  int index = 0, count = 1;
+};
+
 // A checkpoint is saved by several writers, a rank each: one calls BeginCheckpoint; when it has
-// returned, each of `num_writers` calls WriteShard with its own part, in any order, at the same
+// returned, each of them calls WriteShard with its own part, in any order, at the same
 // time; when all have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files,
 // in the order of the writers. The parts must make every tensor exactly once (CommitCheckpoint
 // refuses others). `block_bytes` is that of the manifest; 0 stands for 16 MiB. A writer holds 1 MiB
@@ -68,7 +73,7 @@ using MutableNamedTensor = TensorRun<float>;  // to be filled
 // missing, so that writers who know that nothing unfinished is there need not wait for anybody.
 absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step);
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
-                                     int writer, int num_writers, int64_t block_bytes,
+                                     CheckpointWriter writer, int64_t block_bytes,
                                      std::span<const NamedTensor> tensors);
 absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest);
 
@@ -118,6 +123,9 @@ std::string CheckpointName(int64_t step);
 
 // Returns the step of "step-00000010"; nullopt for any other name.
 std::optional<int64_t> StepOfCheckpointName(std::string_view name);
+
+// Returns the steps of the checkpoints among the names of a run folder, ascending.
+std::vector<int64_t> CheckpointSteps(std::span<const std::string> names);
 
 // Returns the ending that says in which state a checkpoint's folder is: kUnfinishedEnd,
 // kReplacedEnd or "". StepOfCheckpointFolder returns the step of a name with any of them.

@@ -25,45 +25,24 @@ absl::Status DeleteCheckpoint(FileSystem& fs, const std::string& run_folder, int
   return fs.DeleteTree(temporary);
 }
 
-// The checkpoints of a run, by step.
-struct Retention {
-  std::vector<int64_t> all;  // in the order of names
-  std::vector<int64_t> old;  // those to delete, ascending
+// The checkpoints of a run, by step, ascending.
+struct RunSteps {
+  std::vector<int64_t> all;
+  std::vector<int64_t> old = {};  // those to delete
 };
 
-absl::StatusOr<Retention> FindOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                  int64_t keep_every_steps, int64_t go_back_steps = -1) {
+absl::StatusOr<RunSteps> FindOld(FileSystem& fs, const std::string& run_folder,
+                                 const RetentionRule& rule) {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
-  Retention retention;
   std::vector<int64_t> best;
   for (const std::string& name : names) {
-    if (const std::optional<int64_t> step = StepOfCheckpointName(name)) {
-      retention.all.push_back(*step);
-    }
     if (!absl::StartsWith(name, kBestPointerPrefix)) continue;
     ASSIGN_OR_RETURN(const int64_t step, GetPointer(fs, run_folder, name));
     best.push_back(step);
   }
-  retention.old =
-      CheckpointsToDelete(retention.all, keep_latest, best, keep_every_steps, go_back_steps);
-  return retention;
-}
-
-absl::Status DeleteOld(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                       int64_t keep_every_steps, const std::atomic<bool>* cancel,
-                       int64_t go_back_steps) {
-  ASSIGN_OR_RETURN(const Retention found,
-                   FindOld(fs, run_folder, keep_latest, keep_every_steps, go_back_steps));
-  if (found.old.empty()) return absl::OkStatus();
-  const int64_t newest = *std::max_element(found.all.begin(), found.all.end());
-  const std::string folder = JoinPath(run_folder, CheckpointName(newest));
-  ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
-  RETURN_IF_ERROR(VerifyTensors(fs, folder, manifest, cancel));
-  for (const int64_t step : found.old) {
-    if (cancel != nullptr && *cancel) break;
-    RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
-  }
-  return absl::OkStatus();
+  RunSteps steps{.all = CheckpointSteps(names)};
+  steps.old = CheckpointsToDelete(steps.all, best, rule);
+  return steps;
 }
 
 // Removes the best scores of `manifest` whose checkpoints are gone, and sets the pointers by what
@@ -89,62 +68,66 @@ absl::Status SetBestPointers(FileSystem& fs, const std::string& run_folder,
   return fs.SyncFolder(run_folder);
 }
 
-absl::Status DeleteNewer(FileSystem& fs, const std::string& run_folder, Manifest& manifest) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
-  std::vector<int64_t> newer;
-  for (const std::string& name : names) {
-    const std::optional<int64_t> step = StepOfCheckpointName(name);
-    if (step.has_value() && *step > manifest.step()) newer.push_back(*step);
-  }
-  std::sort(newer.rbegin(), newer.rend());
-  for (const int64_t step : newer) RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
-  RETURN_IF_ERROR(SetBestPointers(fs, run_folder, names, manifest));
-  return SetPointer(fs, run_folder, kLatestPointer, manifest.step());
-}
-
 }  // namespace
 
 absl::Status DeleteNewerCheckpoints(FileSystem& fs, const std::string& run_folder,
                                     Manifest& manifest) {
-  return CheckpointError(DeleteNewer(fs, run_folder, manifest),
+  const auto remove = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.List(run_folder));
+    std::vector<int64_t> steps = CheckpointSteps(names);
+    for (; !steps.empty() && steps.back() > manifest.step(); steps.pop_back()) {
+      RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, steps.back()));
+    }
+    RETURN_IF_ERROR(SetBestPointers(fs, run_folder, names, manifest));
+    return SetPointer(fs, run_folder, kLatestPointer, manifest.step());
+  };
+  return CheckpointError(remove(),
                          absl::StrCat("deleting newer checkpoints of '", run_folder, "'"));
 }
 
-std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int keep_latest,
-                                         std::span<const int64_t> best, int64_t keep_every_steps,
-                                         int64_t go_back_steps) {
+std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps,
+                                         std::span<const int64_t> best, const RetentionRule& rule) {
   std::vector<int64_t> sorted(steps.begin(), steps.end());
   std::sort(sorted.begin(), sorted.end());
   // `back` is the checkpoint that the newest step would go back to. Later steps may go back to
   // newer ones, so those are kept too.
-  int64_t back = go_back_steps >= 0 ? 0 : std::numeric_limits<int64_t>::max();
+  int64_t back = rule.go_back_steps >= 0 ? 0 : std::numeric_limits<int64_t>::max();
   for (const int64_t step : sorted) {
-    if (go_back_steps >= 0 && step <= sorted.back() - go_back_steps) back = step;
+    if (rule.go_back_steps >= 0 && step <= sorted.back() - rule.go_back_steps) back = step;
   }
-  const size_t kept = std::min(sorted.size(), static_cast<size_t>(std::max(keep_latest, 1)));
+  const size_t kept = std::min(sorted.size(), static_cast<size_t>(std::max(rule.keep_latest, 1)));
   sorted.resize(sorted.size() - kept);
   std::erase_if(sorted, [&](int64_t step) {
-    const bool is_multiple = keep_every_steps > 0 && step > 0 && step % keep_every_steps == 0;
+    const bool is_multiple =
+        rule.keep_every_steps > 0 && step > 0 && step % rule.keep_every_steps == 0;
     return is_multiple || step >= back || std::find(best.begin(), best.end(), step) != best.end();
   });
   return sorted;
 }
 
-absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                  int64_t keep_every_steps, const std::atomic<bool>* cancel,
-                                  int64_t go_back_steps) {
-  return CheckpointError(
-      DeleteOld(fs, run_folder, keep_latest, keep_every_steps, cancel, go_back_steps),
-      absl::StrCat("deleting old checkpoints of '", run_folder, "'"));
+absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder,
+                                  const RetentionRule& rule, const std::atomic<bool>* cancel) {
+  const auto remove = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const RunSteps steps, FindOld(fs, run_folder, rule));
+    if (steps.old.empty()) return absl::OkStatus();
+    const std::string newest = JoinPath(run_folder, CheckpointName(steps.all.back()));
+    ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, newest));
+    RETURN_IF_ERROR(VerifyTensors(fs, newest, manifest, cancel));
+    for (const int64_t step : steps.old) {
+      if (cancel != nullptr && *cancel) break;
+      RETURN_IF_ERROR(DeleteCheckpoint(fs, run_folder, step));
+    }
+    return absl::OkStatus();
+  };
+  return CheckpointError(remove(), absl::StrCat("deleting old checkpoints of '", run_folder, "'"));
 }
 
 absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder,
-                                    const PruneRule& rule, const ToolOptions& options) {
+                                    const RetentionRule& rule, const ToolOptions& options) {
   ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, run_folder, ListDepth::kSizes, options));
-  ASSIGN_OR_RETURN(Retention found,
-                   FindOld(fs, run_folder, rule.keep_latest, rule.keep_every_steps));
-  PrunePlan plan{.delete_steps = std::move(found.old)};
-  plan.kept = static_cast<int64_t>(found.all.size() - plan.delete_steps.size());
+  ASSIGN_OR_RETURN(RunSteps steps, FindOld(fs, run_folder, rule));
+  PrunePlan plan{.delete_steps = std::move(steps.old)};
+  plan.kept = static_cast<int64_t>(steps.all.size() - plan.delete_steps.size());
   for (const ListedCheckpoint& listed : listing.checkpoints) {
     const bool goes = std::count(plan.delete_steps.begin(), plan.delete_steps.end(), listed.step) &&
                       listed.folder == JoinPath(run_folder, CheckpointName(listed.step));
@@ -154,7 +137,7 @@ absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folde
 }
 
 absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder,
-                                   const PruneRule& rule, const RunLockOptions& lock_options,
+                                   const RetentionRule& rule, const RunLockOptions& lock_options,
                                    const ToolOptions& options) {
   // Once without the lock, which would make a folder that does not exist.
   RETURN_IF_ERROR(PlanPrune(fs, run_folder, rule, options).status());
@@ -162,7 +145,7 @@ absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder
                    RunLock::Acquire(fs, run_folder, MakeRunOwner(""), lock_options));
   ASSIGN_OR_RETURN(PrunePlan plan, PlanPrune(fs, run_folder, rule, options));
   RETURN_IF_ERROR(lock->Check());
-  RETURN_IF_ERROR(DeleteOldCheckpoints(fs, run_folder, rule.keep_latest, rule.keep_every_steps));
+  RETURN_IF_ERROR(DeleteOldCheckpoints(fs, run_folder, rule));
   return plan;
 }
 

@@ -17,23 +17,26 @@
 
 namespace deepnet {
 
-// Returns those of `steps`, given in any order, whose checkpoints are to be deleted, ascending: all
-// but the `keep_latest` greatest (the greatest is kept even for 0), those in `best`, and multiples
-// of `keep_every_steps` (> 0; 0 itself is none). With `go_back_steps` >= 0, for a run that may have
-// to go back, the newest that is so many steps behind the greatest is kept too, and all that are
-// newer; all, if none is.
-std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps, int keep_latest,
-                                         std::span<const int64_t> best,
-                                         int64_t keep_every_steps = 0, int64_t go_back_steps = -1);
+// Which checkpoints of a run stay, besides those that its best-<metric> pointers name.
+struct RetentionRule {
+  int keep_latest = 1;           // the newest stays even for 0
+  int64_t keep_every_steps = 0;  // > 0: multiples of it stay, but for step 0
+  // >= 0, for a run that may have to go back: the newest stays that is so many steps behind the
+  // newest of all, and all after it; all stay if none is.
+  int64_t go_back_steps = -1;
+};
 
-// Deletes those checkpoints of a run, where `best` is what its best-<metric> pointers name. First
-// reads and verifies the newest checkpoint: if that is damaged, this fails and nothing is deleted.
-// A deletion cut short leaves nothing that looks like a checkpoint. Ends early, with OK, soon after
-// `*cancel` becomes true. The caller holds the folder's lock.
-absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder, int keep_latest,
-                                  int64_t keep_every_steps = 0,
-                                  const std::atomic<bool>* cancel = nullptr,
-                                  int64_t go_back_steps = -1);
+// Returns those of `steps`, given in any order, whose checkpoints are to be deleted, ascending.
+std::vector<int64_t> CheckpointsToDelete(std::span<const int64_t> steps,
+                                         std::span<const int64_t> best, const RetentionRule& rule);
+
+// Deletes those checkpoints of a run. First reads and verifies the newest checkpoint: if that is
+// damaged, this fails and nothing is deleted. A deletion cut short leaves nothing that looks like a
+// checkpoint. Ends early, with OK, soon after `*cancel` becomes true. The caller holds the folder's
+// lock.
+absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder,
+                                  const RetentionRule& rule,
+                                  const std::atomic<bool>* cancel = nullptr);
 
 // Deletes the checkpoints with more steps than `manifest` has, the newest first, so that a run
 // which is resumed goes on from there at the latest. Pointers to them are set back: `latest` to
@@ -41,12 +44,6 @@ absl::Status DeleteOldCheckpoints(FileSystem& fs, const std::string& run_folder,
 // and entry are removed. The caller holds the folder's lock.
 absl::Status DeleteNewerCheckpoints(FileSystem& fs, const std::string& run_folder,
                                     Manifest& manifest);
-
-// Which checkpoints stay, besides those that best-* pointers name.
-struct PruneRule {
-  int keep_latest = 1;           // at least one stays
-  int64_t keep_every_steps = 0;  // > 0: multiples of it stay, but for step 0
-};
 
 struct PrunePlan {
   std::vector<int64_t> delete_steps;  // ascending
@@ -57,13 +54,13 @@ struct PrunePlan {
 // Returns what PruneRun() would delete. Changes nothing, and may be asked while a run writes. Fails
 // with ExitCode::kCheckpoint if a pointer cannot be read: then nothing is deleted either.
 absl::StatusOr<PrunePlan> PlanPrune(FileSystem& fs, const std::string& run_folder,
-                                    const PruneRule& rule, const ToolOptions& options);
+                                    const RetentionRule& rule, const ToolOptions& options);
 
 // DeleteOldCheckpoints() under the folder's lock. Returns what was deleted. Fails with
 // kAlreadyExists (ExitCode::kCheckpoint), naming the owner, while a run holds the lock; no run can
 // begin meanwhile.
 absl::StatusOr<PrunePlan> PruneRun(FileSystem& fs, const std::string& run_folder,
-                                   const PruneRule& rule, const RunLockOptions& lock_options,
+                                   const RetentionRule& rule, const RunLockOptions& lock_options,
                                    const ToolOptions& options);
 
 }  // namespace deepnet

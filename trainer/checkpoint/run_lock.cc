@@ -91,12 +91,12 @@ absl::Status InUse(const std::string& path, const std::string& what) {
       absl::StrCat("the run folder is in use: ", what, " holds its lock '", path, "'"));
 }
 
-class Taker {
+class Acquirer {
  public:
-  Taker(FileSystem& fs, std::string path, const RunOwner& owner, const RunLockOptions& options)
+  Acquirer(FileSystem& fs, std::string path, const RunOwner& owner, const RunLockOptions& options)
       : fs_(fs), path_(std::move(path)), owner_(owner), options_(options) {}
 
-  absl::StatusOr<std::unique_ptr<AppendFile>> Take() {
+  absl::StatusOr<std::unique_ptr<AppendFile>> Acquire() {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       absl::StatusOr<std::unique_ptr<AppendFile>> file = Create(path_);
       if (!absl::IsAlreadyExists(file.status())) return file;
@@ -249,7 +249,7 @@ absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
   RETURN_IF_ERROR(CheckpointError(fs.MakeFolder(run_folder), context));
   RETURN_IF_ERROR(RefuseLinks(fs, run_folder));
   ASSIGN_OR_RETURN(std::unique_ptr<AppendFile> file,
-                   CheckpointError(Taker(fs, path, owner, options).Take(), context));
+                   CheckpointError(Acquirer(fs, path, owner, options).Acquire(), context));
   std::unique_ptr<RunLock> lock(new RunLock(fs, path, std::move(file), std::move(owner)));
   if (options.beat < absl::InfiniteDuration()) {
     ASSIGN_OR_RETURN(lock->heartbeat_, StartThread([lock = lock.get(), beat = options.beat] {

@@ -8,7 +8,7 @@
 //
 // Example: a step whose record is due.
 //   instruments.BeforeStep();
-//   RunTrainStep(..., [&] { instruments.BeforeUpdate(); });
+//   RunTrainStep(..., {.before_update = [&] { instruments.BeforeUpdate(); }});
 //   ASSIGN_OR_RETURN(const InstrumentRecord record, instruments.Record(steps_done));
 #pragma once
 

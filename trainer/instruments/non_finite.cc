@@ -213,8 +213,9 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   Communicator& world = *context.world;
   FiniteProbe probe(context);
   context.stage->Inspect(&probe);
-  const absl::StatusOr<StepResult> result = RunTrainStep(
-      batch, step, /*update=*/1, context, options, [] {}, [](double, double) { return false; });
+  const absl::StatusOr<StepResult> result =
+      RunTrainStep(batch, step, /*update=*/1, context, options,
+                   {.wanted = [](double, double) { return false; }});
   context.stage->Inspect(nullptr);
   RETURN_IF_ERROR(result.status());
   const std::vector<LossSums>& losses = context.stage->losses();

@@ -25,7 +25,7 @@ using tensorboard::Event;
 using tensorboard::Summary;
 
 constexpr char kFilePrefix[] = "events.out.tfevents.";  // TensorBoard looks for "tfevents"
-constexpr int64_t kMostFiles = 1'000'000'000;           // of a folder: others are not numbered on
+constexpr int64_t kMaxFiles = 1'000'000'000;            // of a folder: others are not numbered on
 constexpr int kText = 7;                                // DT_STRING
 constexpr int kStart = 1;                               // SessionLog::START
 
@@ -65,6 +65,22 @@ std::optional<double> Figure(const Message& message, const FieldDescriptor& fiel
   }
 }
 
+// Returns `text` so that TensorBoard's Markdown shows it as it is, provided that it begins no line.
+std::string MarkdownEscaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '<') {
+      escaped += "&lt;";
+    } else if (c == '&') {
+      escaped += "&amp;";
+    } else {
+      if (std::string_view("\\`*_[]").find(c) != std::string_view::npos) escaped += '\\';
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
 // Shown as a table of three rows. No sentence stands at the beginning of a line, where Markdown
 // would see lists and headings in it.
 void AddSample(const SampleTranslation& sample, Summary& summary) {
@@ -92,7 +108,7 @@ int64_t NextNumber(const std::string& folder, std::error_code& error) {
     if (name.rfind(kFilePrefix, 0) != 0) continue;
     const size_t at = sizeof(kFilePrefix) - 1;
     const std::string digits = name.substr(at, name.find('.', at) - at);
-    if (absl::SimpleAtoi(digits, &number) && number < kMostFiles) next = std::max(next, number + 1);
+    if (absl::SimpleAtoi(digits, &number) && number < kMaxFiles) next = std::max(next, number + 1);
   }
   return next;
 }
@@ -103,21 +119,6 @@ std::string ToTfRecord(std::string_view bytes) {
   const std::string length = LittleEndian(static_cast<uint64_t>(bytes.size()));
   return absl::StrCat(length, MaskedCrc(length), absl::string_view(bytes.data(), bytes.size()),
                       MaskedCrc(bytes));
-}
-
-std::string MarkdownEscaped(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '<') {
-      escaped += "&lt;";
-    } else if (c == '&') {
-      escaped += "&amp;";
-    } else {
-      if (std::string_view("\\`*_[]").find(c) != std::string_view::npos) escaped += '\\';
-      escaped += c;
-    }
-  }
-  return escaped;
 }
 
 EventWriter::EventWriter(std::string folder, int64_t last_step)

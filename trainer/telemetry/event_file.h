@@ -35,9 +35,6 @@ namespace deepnet {
 // Returns `bytes` as one TFRecord.
 std::string ToTfRecord(std::string_view bytes);
 
-// Returns `text` so that TensorBoard's Markdown shows it as it is, provided that it begins no line.
-std::string MarkdownEscaped(std::string_view text);
-
 // Appends records to a file. Not thread-safe.
 class EventWriter {
  public:

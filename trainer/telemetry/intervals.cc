@@ -58,4 +58,20 @@ double SecondsUntilDue(const Interval& interval, const RunPosition& position, co
   return std::isinf(steps) ? -1.0 : steps * pace.seconds_per_step;
 }
 
+RunPosition IntervalClock::Position(int64_t step_tokens) const {
+  return {.step = state_.step(),
+          .target_tokens = state_.target_tokens(),
+          .step_tokens = step_tokens,
+          .steps_per_epoch = steps_per_epoch_,
+          .seconds = state_.train_seconds() - started_seconds_};
+}
+
+bool IntervalClock::IsDue(int64_t step_tokens) const {
+  return deepnet::IsDue(interval_, Position(step_tokens));
+}
+
+double IntervalClock::SecondsUntilDue(const Pace& pace) const {
+  return deepnet::SecondsUntilDue(interval_, Position(/*step_tokens=*/0), pace);
+}
+
 }  // namespace deepnet

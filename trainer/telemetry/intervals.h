@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "proto/checkpoint.pb.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
@@ -42,6 +43,31 @@ struct Pace {
 // Returns the seconds of training after which IsDue will next be true, if the run keeps its pace;
 // negative: never, or not known. `position` is after a step whose own due is past.
 double SecondsUntilDue(const Interval& interval, const RunPosition& position, const Pace& pace);
+
+// Tells when a run is saved, or validated.
+class IntervalClock {
+ public:
+  // `state` is kept current by the run and outlives this. Minutes count from now on.
+  IntervalClock(const Interval& interval, const Manifest& state, double steps_per_epoch)
+      : interval_(interval), state_(state), steps_per_epoch_(steps_per_epoch) {
+    Restart();
+  }
+
+  // Counts minutes from now on.
+  void Restart() { started_seconds_ = state_.train_seconds(); }
+
+  // `step_tokens` are the target tokens of the last step.
+  bool IsDue(int64_t step_tokens) const;
+  double SecondsUntilDue(const Pace& pace) const;
+
+ private:
+  RunPosition Position(int64_t step_tokens) const;
+
+  const Interval interval_;
+  const Manifest& state_;
+  const double steps_per_epoch_;
+  double started_seconds_ = 0.0;  // of training
+};
 
 // Seconds of training until the next save and validation, as far as expected; negative: none before
 // the run's end, or not known.

@@ -1,6 +1,7 @@
 #include "trainer/telemetry/prometheus_file.h"
 
 #include <cmath>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -140,6 +141,13 @@ std::string PrometheusFile::Text(const NextTimes& next) const {
 
 absl::Status PrometheusFile::Write(const NextTimes& next) {
   return ReplaceFile(*fs_, path_, Text(next));
+}
+
+std::unique_ptr<PrometheusFile> MakePrometheusFile(const RunSpec& run, const std::string& root) {
+  const std::string& file = run.train().prometheus_file();
+  if (file.empty()) return nullptr;
+  return std::make_unique<PrometheusFile>((std::filesystem::path(root) / file).string(),
+                                          run.name().empty() ? run.folder() : run.name());
 }
 
 }  // namespace deepnet

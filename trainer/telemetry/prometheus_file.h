@@ -17,6 +17,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/report.pb.h"
+#include "proto/run.pb.h"
 #include "trainer/telemetry/intervals.h"
 
 namespace deepnet {
@@ -46,5 +47,8 @@ class PrometheusFile {
   SaveRecord save_;  // of the last save that ended well, but for failed_saves
   EvalRecord validation_;
 };
+
+// Returns the file that train.prometheus_file asks for, below `root`; null if it asks for none.
+std::unique_ptr<PrometheusFile> MakePrometheusFile(const RunSpec& run, const std::string& root);
 
 }  // namespace deepnet

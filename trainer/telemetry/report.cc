@@ -13,9 +13,27 @@
 
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/units.h"
 #include "trainer/model/flops.h"
 
 namespace deepnet {
+namespace {
+
+// Returns the seconds of training until a run ends that has done `step` steps in `seconds`; 0: it
+// is at its end, or that is not known.
+double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace) {
+  double left = std::numeric_limits<double>::infinity();
+  if (train.steps() > 0 && pace.seconds_per_step > 0) {
+    left = static_cast<double>(train.steps() - step) * pace.seconds_per_step;
+  }
+  if (train.max_train_minutes() > 0) {
+    left = std::min(left, 60 * train.max_train_minutes() - seconds);
+  }
+  return std::isinf(left) ? 0.0 : std::max(0.0, left);
+}
+
+}  // namespace
+
 StepReport::StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops)
     : run_(run), ceiling_gflops_(ceiling_gflops), peak_flops_(peak_flops) {}
 
@@ -23,6 +41,7 @@ void StepReport::Add(const StepBatch& batch, const StepResult& result, double se
   const double tokens = static_cast<double>(batch.num_target_tokens);
   ++steps_;
   seconds_ += seconds;
+  all_seconds_ += seconds;
   target_tokens_ += tokens;
   flops_ += StepFlops(run_.model(), batch);
   const MicrobatchSpec& capacity = run_.data().microbatch();
@@ -75,31 +94,19 @@ void StepReport::Forget() {
   steps_ = 0;
 }
 
-double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace) {
-  double left = std::numeric_limits<double>::infinity();
-  if (train.steps() > 0 && pace.seconds_per_step > 0) {
-    left = static_cast<double>(train.steps() - step) * pace.seconds_per_step;
-  }
-  if (train.max_train_minutes() > 0) {
-    left = std::min(left, 60 * train.max_train_minutes() - seconds);
-  }
-  return std::isinf(left) ? 0.0 : std::max(0.0, left);
-}
-
 double RankMemory::Difference() const {
   return static_cast<double>(measured - planned) /
          static_cast<double>(std::max<int64_t>(1, planned));
 }
 
 std::string MemoryLine(std::span<const RankMemory> ranks) {
-  constexpr double kMiB = 1 << 20;
   const auto worst =
       std::max_element(ranks.begin(), ranks.end(), [](const RankMemory& x, const RankMemory& y) {
         return std::abs(x.Difference()) < std::abs(y.Difference());
       });
   return absl::StrFormat("memory: planned %.1f MiB, measured %.1f MiB (%+.1f %%) on rank %d%s",
-                         static_cast<double>(worst->planned) / kMiB,
-                         static_cast<double>(worst->measured) / kMiB, 100 * worst->Difference(),
+                         static_cast<double>(worst->planned) / kMib,
+                         static_cast<double>(worst->measured) / kMib, 100 * worst->Difference(),
                          worst - ranks.begin(),
                          ranks.size() > 1 ? "; all others are nearer to the plan" : "");
 }

@@ -37,6 +37,9 @@ class StepReport {
   // Returns how fast the steps of the last record were that had any.
   const Pace& pace() const { return pace_; }
 
+  // Returns the seconds of all steps that were added.
+  double all_seconds() const { return all_seconds_; }
+
   // Forgets the steps since the last Take.
   void Forget();
 
@@ -45,7 +48,7 @@ class StepReport {
   const double ceiling_gflops_, peak_flops_;
   double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
   double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
-  double flops_ = 0.0, seconds_ = 0.0;
+  double flops_ = 0.0, seconds_ = 0.0, all_seconds_ = 0.0;
   int64_t steps_ = 0;
   Pace pace_;
 };
@@ -74,9 +77,5 @@ inline constexpr double kQuickStartSeconds = 2.0;
 
 // Returns a record as a progress line, with the fraction of the run that is done.
 Progress ProgressOf(const StepRecord& record, const TrainSpec& train, const NextTimes& next);
-
-// Returns the seconds of training until a run ends that has done `step` steps in `seconds`; 0: it
-// is at its end, or that is not known.
-double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace);
 
 }  // namespace deepnet

@@ -5,8 +5,10 @@
 #include <span>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/traced_ops.h"
 
@@ -106,8 +108,30 @@ absl::StatusOr<std::string> RunTrace::Take(Communicator& world, TracedOps& ops) 
   return world.rank() == 0 ? ChromeTrace(traces) : "";
 }
 
-std::string RunTrace::FileName() const {
-  return absl::StrFormat("trace-%d-%d.json", first_step_, last_step_);
+absl::Status RunTrace::Write(Communicator& world, TracedOps& ops, FileSystem& fs,
+                             const std::string& folder, Logger& log) {
+  ASSIGN_OR_RETURN(const std::string json, Take(world, ops));
+  if (world.rank() != 0) return absl::OkStatus();
+  const std::string path =
+      JoinPath(folder, absl::StrFormat("trace-%d-%d.json", first_step_, last_step_));
+  const absl::Status written = ReplaceFile(fs, path, json);
+  if (!written.ok()) {
+    log.Warning(std::string(written.message()));
+  } else {
+    log.Info(absl::StrCat("trace in ", path, ", for ui.perfetto.dev or chrome://tracing: ",
+                          WithCommas(static_cast<int64_t>(json.size())), " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+void RunTrace::AddSave(const SaveRecord& record) {
+  if (current() == nullptr) return;
+  const double now = SecondsNow();
+  const double first = trace_.events.empty() ? now : trace_.events.front().start;
+  trace_.events.push_back({.kind = TraceKind::kWrite,
+                           .bytes = record.bytes(),
+                           .start = std::max(first, now - record.seconds()),
+                           .end = now});
 }
 
 }  // namespace deepnet

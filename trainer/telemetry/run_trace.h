@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/trace.h"
+#include "proto/report.pb.h"
 
 namespace deepnet {
 
@@ -43,12 +47,16 @@ class RunTrace {
     return step_ >= 0 && (last || step >= steps_.to);
   }
 
+  // Adds a save of this rank that has just ended, if the current step is traced.
+  void AddSave(const SaveRecord& record);
+
+  // Writes what Take returns into `folder`, where a failure is only a warning. Collective.
+  absl::Status Write(Communicator& world, TracedOps& ops, FileSystem& fs, const std::string& folder,
+                     Logger& log);
+
   // Waits for the device, brings the events of all ranks together and forgets them. Returns them as
   // a Chrome trace on rank 0, nothing elsewhere. Collective.
   absl::StatusOr<std::string> Take(Communicator& world, TracedOps& ops);
-
-  // Returns "trace-10-12.json".
-  std::string FileName() const;
 
  private:
   void NumberEvents();

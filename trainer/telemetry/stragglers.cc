@@ -10,14 +10,10 @@
 
 namespace deepnet {
 
-void ComputeTime::Add(double step_seconds) {
-  seconds_ += step_seconds;
-  ++steps_;
-}
-
-std::optional<double> ComputeTime::TakeMean() {
-  if (steps_ < kStragglerSteps) return std::nullopt;
-  return std::exchange(seconds_, 0.0) / static_cast<double>(std::exchange(steps_, 0));
+std::optional<double> StragglerWatch::Add(double compute_seconds) {
+  sum_seconds_ += compute_seconds;
+  if (++num_steps_ < kStragglerSteps) return std::nullopt;
+  return std::exchange(sum_seconds_, 0.0) / static_cast<double>(std::exchange(num_steps_, 0));
 }
 
 std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) const {
@@ -44,8 +40,9 @@ std::vector<double> StragglerWatch::Expected(std::span<const double> seconds) co
   return expected;
 }
 
-std::vector<StragglerRecord> StragglerWatch::Look(std::span<const double> seconds) {
-  std::vector<StragglerRecord> stragglers;
+std::vector<Straggler> StragglerWatch::Look(std::span<const double> seconds) {
+  std::vector<Straggler> stragglers;
+  const std::set<size_t> before = std::exchange(stragglers_, {});
   const auto is_known = [](double figure) { return figure > 0; };
   if (seconds.size() < 2 || !std::all_of(seconds.begin(), seconds.end(), is_known)) {
     return stragglers;
@@ -53,11 +50,13 @@ std::vector<StragglerRecord> StragglerWatch::Look(std::span<const double> second
   const std::vector<double> expected = Expected(seconds);
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     if (seconds[rank] <= kStragglerRatio * expected[rank]) continue;
-    StragglerRecord& record = stragglers.emplace_back();
+    stragglers_.insert(rank);
+    StragglerRecord& record =
+        stragglers.emplace_back(Straggler{.is_new = !before.contains(rank)}).record;
     record.set_kind("straggler");
     record.set_rank(static_cast<int>(rank));
     record.set_compute_seconds(seconds[rank]);
-    record.set_median_seconds(expected[rank]);
+    record.set_expected_seconds(expected[rank]);
   }
   if (shortest_.empty()) shortest_.assign(seconds.begin(), seconds.end());
   for (size_t rank = 0; rank < seconds.size(); ++rank) {
@@ -70,7 +69,7 @@ std::string StragglerLine(const StragglerRecord& record) {
   return absl::StrFormat(
       "straggler: rank %d on %s computes %.3f s a step, %.2f times as long as expected",
       record.rank(), record.host(), record.compute_seconds(),
-      record.compute_seconds() / record.median_seconds());
+      record.compute_seconds() / record.expected_seconds());
 }
 
 }  // namespace deepnet

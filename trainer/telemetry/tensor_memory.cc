@@ -106,10 +106,6 @@ void TensorMemory::Counts::Add(int64_t bytes) {
 TensorMemory::TensorMemory(const std::string& device)
     : counts_(device == "cpu" ? CountOnCpu() : nullptr) {}
 
-int64_t TensorMemory::live_bytes() const {
-  return counts_ != nullptr ? counts_->live.load() : BytesOn().current;
-}
-
 int64_t TensorMemory::peak_bytes() const {
   return counts_ != nullptr ? counts_->peak.load() : BytesOn().peak;
 }

@@ -34,9 +34,8 @@ class TensorMemory {
   // thread's current one is measured.
   explicit TensorMemory(const std::string& device);
 
-  // The bytes of the tensors alive that were allocated since counting began.
-  int64_t live_bytes() const;
-  // The most such bytes since then, or since ForgetPeak.
+  // The most bytes of tensors at a time that were allocated since counting began; after ForgetPeak
+  // the most since then, of all that are alive.
   int64_t peak_bytes() const;
   void ForgetPeak();
 

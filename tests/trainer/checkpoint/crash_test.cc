@@ -111,12 +111,12 @@ TEST(Crash, WhileDeletingOldOnesNeverTouchesTheNewest) {
     return status;
   };
   StopEverywhere(
-      save_four, [](FileSystem& fs) { return DeleteOldCheckpoints(fs, "run", 2); },
+      save_four, [](FileSystem& fs) { return DeleteOldCheckpoints(fs, "run", {.keep_latest = 2}); },
       [](FileSystem& fs, bool) {
         ExpectNewestIs(fs, 40);
         ExpectHoldsSample(fs, "run/step-00000030", 30);
         ASSERT_TRUE(SaveSample(fs, "run", 50).ok());
-        ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
+        ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}).ok());
         EXPECT_THAT(*fs.List("run"), ::testing::ElementsAre("latest", "step-00000050"));
       });
 }

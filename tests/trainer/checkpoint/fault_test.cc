@@ -41,13 +41,13 @@ TEST(Fault, OfAnyOneCallCostsAtMostTheCheckpointUnderWay) {
     const int64_t before = fs.num_calls();
     fs.FailCall(before + failures, absl::DataLossError("EIO"));
     absl::Status status = SaveSample(fs, "run", 30);
-    status.Update(DeleteOldCheckpoints(fs, "run", 2));
+    status.Update(DeleteOldCheckpoints(fs, "run", {.keep_latest = 2}));
     ended = fs.num_calls() <= before + failures;
     EXPECT_EQ(status.ok(), ended) << status;
     EXPECT_EQ(GetExitCode(status), ended ? ExitCode::kDone : ExitCode::kCheckpoint) << status;
     ExpectNewestHolds(fs, 20, 30);
     ASSERT_TRUE(SaveSample(fs, "run", 40).ok());
-    ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
+    ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}).ok());
     EXPECT_THAT(*fs.List("run"), ::testing::ElementsAre("latest", "step-00000040"));
     ExpectHoldsSample(fs, "run/step-00000040", 40);
   }

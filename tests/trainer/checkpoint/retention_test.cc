@@ -25,32 +25,32 @@ using ::testing::IsEmpty;
 const std::vector<int64_t> kSteps = {30, 10, 50, 20, 40};
 
 TEST(CheckpointsToDelete, KeepsTheLatest) {
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 2, {}), ElementsAre(10, 20, 30));
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 5, {}), IsEmpty());
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 9, {}), IsEmpty());
-  EXPECT_THAT(CheckpointsToDelete({}, 2, {}), IsEmpty());
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_latest = 2}), ElementsAre(10, 20, 30));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_latest = 5}), IsEmpty());
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_latest = 9}), IsEmpty());
+  EXPECT_THAT(CheckpointsToDelete({}, {}, {.keep_latest = 2}), IsEmpty());
 }
 
 TEST(CheckpointsToDelete, KeepsTheNewestWhateverIsAsked) {
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 0, {}), ElementsAre(10, 20, 30, 40));
-  EXPECT_THAT(CheckpointsToDelete(kSteps, -1, {}), ElementsAre(10, 20, 30, 40));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_latest = 0}), ElementsAre(10, 20, 30, 40));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_latest = -1}), ElementsAre(10, 20, 30, 40));
 }
 
 TEST(CheckpointsToDelete, KeepsTheBestBesidesTheLatest) {
   const std::vector<int64_t> best = {10, 50, 60};
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 2, best), ElementsAre(20, 30));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, best, {.keep_latest = 2}), ElementsAre(20, 30));
 }
 
 TEST(CheckpointsToDelete, KeepsMultiplesOfANumberOfSteps) {
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 20), ElementsAre(10, 30));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.keep_every_steps = 20}), ElementsAre(10, 30));
   const std::vector<int64_t> from_zero = {0, 1, 2, 3, 4};
-  EXPECT_THAT(CheckpointsToDelete(from_zero, 1, {}, 2), ElementsAre(0, 1, 3));
+  EXPECT_THAT(CheckpointsToDelete(from_zero, {}, {.keep_every_steps = 2}), ElementsAre(0, 1, 3));
 }
 
 TEST(CheckpointsToDelete, KeepsTheOneToGoBackToAndAllBehindIt) {
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 15), ElementsAre(10, 20));
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 0), ElementsAre(10, 20, 30, 40));
-  EXPECT_THAT(CheckpointsToDelete(kSteps, 1, {}, 0, 60), IsEmpty());
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 15}), ElementsAre(10, 20));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 0}), ElementsAre(10, 20, 30, 40));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 60}), IsEmpty());
 }
 
 TEST(CheckpointsToDelete, NoStepOfARunGoesFurtherBackThanItMust) {
@@ -58,7 +58,8 @@ TEST(CheckpointsToDelete, NoStepOfARunGoesFurtherBackThanItMust) {
   std::vector<int64_t> kept;
   for (int64_t step = 0; step <= 40; step += kEvery) {
     kept.push_back(step);
-    for (const int64_t old : CheckpointsToDelete(kept, 1, {}, 0, kBack)) std::erase(kept, old);
+    for (const int64_t old : CheckpointsToDelete(kept, {}, {.go_back_steps = kBack}))
+      std::erase(kept, old);
     const int64_t first = std::max<int64_t>(0, (step - kBack) / kEvery * kEvery);
     EXPECT_EQ(kept.front(), first) << step;
     EXPECT_EQ(kept.size(), static_cast<size_t>((step - first) / kEvery + 1)) << step;
@@ -91,7 +92,7 @@ TEST(DeleteOldCheckpoints, DeletesNothingMoreOnceItIsCancelled) {
   MemoryFileSystem fs;
   for (const int64_t step : {10, 20, 30}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
   const std::atomic<bool> cancel{true};
-  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1, 0, &cancel).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}, &cancel).ok());
   EXPECT_THAT(*fs.List("run"),
               ElementsAre("latest", "step-00000010", "step-00000020", "step-00000030"));
 }
@@ -100,7 +101,7 @@ TEST(DeleteOldCheckpoints, KeepsWhatBestPointersName) {
   MemoryFileSystem fs;
   for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
   ASSERT_TRUE(SetPointer(fs, "run", "best-bleu", 20).ok());
-  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}).ok());
   EXPECT_THAT(*fs.List("run"),
               ElementsAre("best-bleu", "latest", "step-00000020", "step-00000040"));
 }
@@ -110,7 +111,7 @@ TEST(DeleteOldCheckpoints, KeepsWhatEachBestPointerNamesWhereTheyDiffer) {
   for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(fs, "run", step).ok());
   ASSERT_TRUE(SetPointer(fs, "run", "best-bleu", 20).ok());
   ASSERT_TRUE(SetPointer(fs, "run", "best-nll", 10).ok());
-  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", 1).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}).ok());
   EXPECT_THAT(*fs.List("run"), ElementsAre("best-bleu", "best-nll", "latest", "step-00000010",
                                            "step-00000020", "step-00000040"));
 }
@@ -170,7 +171,7 @@ TEST_F(Prune, KeepsEveryNthStepAsTrainingDoes) {
   MemoryFileSystem trained;
   for (const int64_t step : {10, 20, 30, 40}) ASSERT_TRUE(SaveSample(trained, "run", step).ok());
   ASSERT_TRUE(SetPointer(trained, "run", "best-bleu", 20).ok());
-  ASSERT_TRUE(DeleteOldCheckpoints(trained, "run", 1, 15).ok());
+  ASSERT_TRUE(DeleteOldCheckpoints(trained, "run", {.keep_every_steps = 15}).ok());
   const auto done = PruneRun(fs_, "run", {.keep_latest = 1, .keep_every_steps = 15}, {}, {});
   ASSERT_TRUE(done.ok()) << done.status();
   EXPECT_THAT(done->delete_steps, ElementsAre(10));

@@ -235,8 +235,8 @@ TEST(LocateNonFinite, SaysThatAStepWasFiniteAndLeavesNoTrace) {
         OnAllRanks(run, layout, [&](RankContext& context) -> absl::StatusOr<NonFiniteRecord> {
           // The same step, not updated, before and after.
           const auto withhold = [&]() {
-            return RunTrainStep(
-                batch, 1, 1, context, {}, [] {}, [](double, double) { return false; });
+            return RunTrainStep(batch, 1, 1, context, {},
+                                {.wanted = [](double, double) { return false; }});
           };
           ASSIGN_OR_RETURN(const StepResult before, withhold());
           ASSIGN_OR_RETURN(NonFiniteRecord record, LocateNonFinite(batch, 0, context));

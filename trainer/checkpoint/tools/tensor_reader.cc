@@ -27,7 +27,7 @@ void BlockCache::Hold(int64_t num_blocks, bool ahead) {
 absl::StatusOr<std::string_view> BlockCache::Get(int file, int64_t block) {
   Held* held = Find(file, block);
   if (held != nullptr && held == coming_) {
-    RETURN_IF_ERROR(TakeComing());
+    RETURN_IF_ERROR(FinishComing());
   } else if (held == nullptr) {
     held = &MakeRoom(file, block, nullptr);
     RETURN_IF_ERROR(Read(file, block, *held));
@@ -70,7 +70,7 @@ absl::Status BlockCache::Read(int file, int64_t block, Held& held) {
                          absl::StrCat("reading checkpoint '", folder_, "'"));
 }
 
-absl::Status BlockCache::TakeComing() {
+absl::Status BlockCache::FinishComing() {
   absl::Status status = task_.Wait();
   if (!status.ok()) coming_->file = -1;
   coming_ = nullptr;
@@ -82,7 +82,7 @@ absl::Status BlockCache::TakeComing() {
 void BlockCache::ReadAhead(const Held& in_use) {
   if (coming_ != nullptr) {
     if (!task_.Done()) return;
-    TakeComing().IgnoreError();
+    FinishComing().IgnoreError();
   }
   int file = in_use.file;
   int64_t block = in_use.block + 1;

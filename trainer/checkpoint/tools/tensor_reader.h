@@ -60,7 +60,7 @@ class BlockCache {
   Held* Find(int file, int64_t block);
   Held& MakeRoom(int file, int64_t block, const Held* in_use);
   absl::Status Read(int file, int64_t block, Held& held);
-  absl::Status TakeComing();
+  absl::Status FinishComing();
   void ReadAhead(const Held& in_use);
 
   FileSystem& fs_;
@@ -70,7 +70,7 @@ class BlockCache {
   bool ahead_ = false;
   int64_t uses_ = 0;
   std::vector<std::unique_ptr<Held>> held_;
-  Held* coming_ = nullptr;  // belongs to task_ until TakeComing()
+  Held* coming_ = nullptr;  // belongs to task_ until FinishComing()
   BackgroundTask task_;     // destroyed first: it uses the others
 };
 

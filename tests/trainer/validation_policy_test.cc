@@ -1,25 +1,19 @@
-#include "trainer/async_checkpointer.h"
+#include "trainer/validation_policy.h"
 
 #include <limits>
 #include <sstream>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/logging.h"
-#include "parallel/comm/communicator.h"
-#include "tests/support/tiny_model.h"
-#include "tests/trainer/data/temp_folder.h"
-#include "trainer/model/describe.h"
-#include "trainer/rank_context.h"
 
 namespace deepnet {
 namespace {
 
-using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -99,46 +93,45 @@ TEST(UpdateBest, AnyNumberBeatsABestThatIsNotANumberOnce) {
   }
 }
 
-RunSpec TinyRun() {
-  RunSpec run;
-  *run.mutable_model() = testing::TinySpec();
-  *run.mutable_data()->mutable_microbatch() = testing::TinyCapacity();
-  run.mutable_data()->set_global_microbatches(1);
-  run.mutable_optim()->set_virtual_replicas(1);
-  run.mutable_compute()->set_device("cpu");
-  run.mutable_compute()->set_dtype(FLOAT32);
-  run.mutable_compute()->set_matmul(NATIVE);
-  run.mutable_compute()->set_threads_per_rank(1);
-  run.mutable_train()->set_keep_checkpoints(100);
-  return run;
-}
-
-TEST(CheckpointPolicy, MinutesCountFromTheLastSaveOn) {
-  RunSpec run = TinyRun();
-  run.mutable_train()->set_checkpoint_every_minutes(1);
-  const Inventory whole = Describe(run.model(), run.data().microbatch());
-  SelfCommunicator alone;
-  const auto context = MakeRankContext(run, whole, LonePlan(whole, 1), alone);
-  ASSERT_TRUE(context.ok()) << context.status();
-  (*context)->model->parameters().Initialize(1);
-  const auto fs = MakePosixFileSystem();
-  const testing::TempFolder folder;
+TEST(ValidationPolicy, EndsARunThatHasNoBetterScoreForTooLong) {
+  TrainSpec train;
+  train.set_patience(2);
+  Manifest state;
   std::ostringstream text;
   Logger log({.stream = &text});
-  Manifest state;
-  state.set_train_seconds(1000);  // of an earlier start
-  std::vector<int64_t> saved;
-  CheckpointPolicy policy(*fs, run.train(), state, **context, log,
-                          {.folder = folder.path(),
-                           .record = [&](const SaveRecord& it) { saved.push_back(it.step()); }});
-  ASSERT_TRUE(policy.Open().ok());
-  for (int step = 1; step <= 8; ++step) {  // of 25 s each
+  ValidationPolicy policy(train, state, /*steps_per_epoch=*/1.0, log);
+  const auto count = [&](int64_t step, double nll) {
     state.set_step(step);
-    state.set_train_seconds(state.train_seconds() + 25);
-    ASSERT_TRUE(policy.SaveIfDue(0).ok());
-    ASSERT_TRUE(policy.Finish().ok());
-  }
-  EXPECT_THAT(saved, ElementsAre(3, 6)) << text.str();
+    EvalRecord record;
+    record.set_nll(nll);
+    return policy.Count(record);
+  };
+  EXPECT_TRUE(count(1, 3.0).is_best);
+  EXPECT_TRUE(count(2, 3.5).changed);
+  EXPECT_FALSE(policy.IsOutOfPatience());
+  EXPECT_TRUE(count(3, 2.5).is_best);
+  EXPECT_FALSE(count(4, 2.5).is_best);
+  EXPECT_FALSE(policy.Count({}).changed) << "nothing was measured";
+  EXPECT_FALSE(policy.IsOutOfPatience());
+  EXPECT_EQ(text.str(), "");
+  EXPECT_FALSE(count(5, 2.6).is_best);
+  EXPECT_TRUE(policy.IsOutOfPatience());
+  EXPECT_THAT(text.str(), HasSubstr("no better BLEU or nll in 2 validations in a row"));
+}
+
+TEST(ValidationPolicy, AStepIsDoneUntilTheRunGoesOnOrBack) {
+  const TrainSpec train;
+  Manifest state;
+  Logger log;
+  ValidationPolicy policy(train, state, /*steps_per_epoch=*/1.0, log);
+  EXPECT_FALSE(policy.IsDone());
+  state.set_step(5);
+  policy.Done();
+  EXPECT_TRUE(policy.IsDone());
+  state.set_step(4);
+  policy.GoBack();
+  state.set_step(5);
+  EXPECT_FALSE(policy.IsDone()) << "it has other weights now";
 }
 
 }  // namespace
