@@ -1,6 +1,5 @@
 #include "launch/device_group.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "parallel/comm/nccl_communicator.h"
 #include "trainer/kernels/compute.h"
 
@@ -80,15 +80,12 @@ void SetCudaDefaults() {
 bool HasCuda() { return GpuType().has_value(); }
 
 absl::StatusOr<int> SetDevice(Communicator& world) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
-  const auto mine = hosts.begin() + world.rank();
-  const auto rank_on_host = static_cast<int>(std::count(hosts.begin(), mine, *mine));
-  const auto ranks_on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), *mine));
-  const absl::StatusOr<OwnGpu> gpu = SetGpu(rank_on_host, ranks_on_host);
-  RETURN_IF_ERROR(AgreeOnStatus(world, gpu.status()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu->name));
-  RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts, names)));
-  return gpu->index;
+  ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(world));
+  ASSIGN_OR_RETURN(const OwnGpu gpu,
+                   AgreeOn(world, SetGpu(hosts.RanksBefore(), hosts.RanksHere())));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu.name));
+  RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts.names, names)));
+  return gpu.index;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& compute,

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
+#include "launch/commands/command.h"
 #include "launch/job_secret.h"
 #include "launch/launcher.h"
 #include "launch/rendezvous_store.h"
@@ -121,6 +122,20 @@ absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
   if (IsAgreed(status) && world.rank() == 0) return status;
   if (!IsAgreed(status)) EndJob(world, status);
   return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
+}
+
+absl::Status RunOnRanks(
+    const CommandLine& line,
+    absl::FunctionRef<absl::Status(const CommandLine& line, Communicator& world)> work) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  absl::Status status;
+  try {
+    status = work(line, job->world());
+  } catch (...) {
+    if (line.status_of_exception == nullptr) throw;
+    status = line.status_of_exception();
+  }
+  return LeaveJob(job->world(), status);
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -15,6 +16,8 @@
 #include "parallel/comm/tcp_communicator.h"
 
 namespace deepnet {
+
+struct CommandLine;  // launch/commands/command.h
 
 class Job {
  public:
@@ -50,6 +53,12 @@ double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unkno
 // keeps its text on rank 0 only. With any other error this rank ends the whole job, after saying
 // why on stderr.
 absl::Status LeaveJob(Communicator& world, const absl::Status& status);
+
+// Runs a command on all ranks of the job: JoinJob, `work` with all ranks, and LeaveJob with its
+// status or with the exception that it throws.
+absl::Status RunOnRanks(
+    const CommandLine& line,
+    absl::FunctionRef<absl::Status(const CommandLine& line, Communicator& world)> work);
 
 // From now on SIGTERM, SIGUSR1 and SIGINT say so on stderr and end the process with
 // ExitCode::kSavedRunAgain: nothing is lost while ranks meet or weights are imported. SIGUSR2 is

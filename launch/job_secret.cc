@@ -87,7 +87,7 @@ absl::StatusOr<std::string> Read(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::string> FindJobSecret(const Environment& environment) {
+absl::StatusOr<std::string> FindJobSecret(const GetEnvFn& environment) {
   const auto text = [&](const char* name) -> std::string {
     const char* const value = environment(name);
     return value != nullptr ? value : "";

@@ -13,6 +13,6 @@ namespace deepnet {
 // XDG_CONFIG_HOME (~/.config): a file that only its owner can read, which the first job makes of
 // random digits. Fails with FailedPrecondition (ExitCode::kPreflight), naming the variable or the
 // file, if it has fewer than 16 bytes, or if others own or can read the file, or it cannot be made.
-absl::StatusOr<std::string> FindJobSecret(const Environment& environment);
+absl::StatusOr<std::string> FindJobSecret(const GetEnvFn& environment);
 
 }  // namespace deepnet

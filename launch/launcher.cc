@@ -17,7 +17,7 @@ constexpr int kDefaultPort = 29500;
 
 class Variables {
  public:
-  explicit Variables(const Environment& environment) : environment_(environment) {}
+  explicit Variables(const GetEnvFn& environment) : environment_(environment) {}
 
   // Empty: not set.
   std::string Text(const char* name) const {
@@ -36,7 +36,7 @@ class Variables {
   }
 
  private:
-  const Environment& environment_;
+  const GetEnvFn& environment_;
 };
 
 // "tcp://h1:29500" or "file:///shared/run.rendezvous".
@@ -101,7 +101,7 @@ absl::Status ReadSlurm(const Variables& variables, int size, Launch* launch) {
 }
 
 // Open MPI, MPICH and its descendants, and PMIx under srun.
-bool StartedByMpi(const Environment& environment) {
+bool StartedByMpi(const GetEnvFn& environment) {
   const auto variables = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
   return std::ranges::any_of(variables, [&](const char* name) { return environment(name); });
 }
@@ -113,7 +113,7 @@ std::string Launch::Place() const {
   return absl::StrCat(host, ":", port, " (MASTER_ADDR, MASTER_PORT)");
 }
 
-absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi) {
+absl::StatusOr<Launch> FindLaunch(const GetEnvFn& environment, bool has_mpi) {
   const Variables variables(environment);
   constexpr int kMany = 1 << 20;
   Launch launch{.interface = variables.Text("GLOO_SOCKET_IFNAME")};

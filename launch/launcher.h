@@ -10,7 +10,7 @@
 namespace deepnet {
 
 // Looks a variable of the environment up; null: not set. std::getenv, or a test's.
-using Environment = std::function<const char*(const char* variable)>;
+using GetEnvFn = std::function<const char*(const char* variable)>;
 
 struct Launch {
   enum class By {
@@ -45,7 +45,7 @@ struct Launch {
 // GLOO_SOCKET_IFNAME names the network interface, as for torch.distributed.
 // FailedPrecondition (ExitCode::kPreflight) names the variable that is missing or wrong, also where
 // mpirun started several processes of a program without MPI.
-absl::StatusOr<Launch> FindLaunch(const Environment& environment, bool has_mpi);
+absl::StatusOr<Launch> FindLaunch(const GetEnvFn& environment, bool has_mpi);
 
 // Returns the first host of a list as Slurm writes it: "n[07-09,12],m3" is "n07".
 std::string FirstHost(const std::string& list);

@@ -197,39 +197,33 @@ absl::Status RunBench(const CommandLine& line) {
     return BadFlag("bench: say what to measure: step, decode, kernels or products");
   }
   RETURN_IF_ERROR(CheckNumbers(line.flags));
-  const std::string lengths_file = ResolvePath(line, line.flags.Text("lengths"));
   const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
-  const StepBenchOptions step = {.shape = line.flags.Text("shape"),
-                                 .size = SizeOf(line),
-                                 .lengths_file = lengths_file,
-                                 .steps = integer("steps"),
-                                 .microbatches = integer("microbatches"),
-                                 .compute = ComputeOf(line),
-                                 .device_model = line.flags.Text("device-model"),
-                                 .recompute = RecomputeOf(line)};
+  const BenchOptions options = {
+      .shape = what == "decode" ? "A" : line.flags.Text("shape"),
+      .size = SizeOf(line),
+      .lengths_file = ResolvePath(line, line.flags.Text("lengths")),
+      .compute = ComputeOf(line),
+      .device_model = what == "products" ? "" : line.flags.Text("device-model"),
+      .steps = integer("steps"),
+      .microbatches = integer("microbatches"),
+      .recompute = RecomputeOf(line),
+      .repeats = integer("repeats"),
+      .sentences = integer("sentences"),
+      .beam_size = integer("beam"),
+      .batch_tokens = integer("batch-tokens")};
   const bool json = line.flags.Switch("json");
   if (what == "kernels") {
-    ASSIGN_OR_RETURN(const KernelsRecord record, BenchKernels(step));
+    ASSIGN_OR_RETURN(const KernelsRecord record, BenchKernels(options));
     line.out << (json ? ToJson(record) + "\n" : KernelsText(record));
     return absl::OkStatus();
   }
   if (what == "products") {
-    ASSIGN_OR_RETURN(const ProductsRecord record, BenchProducts({.shape = step.shape,
-                                                                 .size = step.size,
-                                                                 .compute = step.compute,
-                                                                 .repeats = integer("repeats")}));
+    ASSIGN_OR_RETURN(const ProductsRecord record, BenchProducts(options));
     line.out << (json ? ToJson(record) + "\n" : ProductsText(record));
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(const BenchRecord record,
-                   what == "step" ? BenchStep(step)
-                                  : BenchDecode({.size = SizeOf(line),
-                                                 .lengths_file = lengths_file,
-                                                 .sentences = integer("sentences"),
-                                                 .beam_size = integer("beam"),
-                                                 .batch_tokens = integer("batch-tokens"),
-                                                 .compute = ComputeOf(line),
-                                                 .device_model = line.flags.Text("device-model")}));
+                   what == "step" ? BenchStep(options) : BenchDecode(options));
   line.out << (json ? ToJson(record) + "\n" : Table(record, what == "step"));
   return absl::OkStatus();
 }

@@ -137,7 +137,7 @@ Command ReshardCommand() {
           .flags = {IntegerFlag("files", "How many files of tensors; required."), OutputFlag(),
                     NoSyncFlag(), MemoryFlag()},
           .run = [](const CommandLine& line) {
-            return RunOnRanks(line, {"CHECKPOINT", ChooseForReshard, Reshard});
+            return RunShared(line, {"CHECKPOINT", ChooseForReshard, Reshard});
           }};
 }
 
@@ -214,7 +214,7 @@ Command AverageCommand() {
                 NoSyncFlag(),
                 MemoryFlag()},
       .run = [](const CommandLine& line) {
-        return RunOnRanks(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
+        return RunShared(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
       }};
 }
 
@@ -264,7 +264,7 @@ Command ExportCommand() {
                          "Above it, several model-0000i-of-0000n.safetensors and an index.", "5GB"),
                 MemoryFlag()},
       .run = [](const CommandLine& line) {
-        return RunOnRanks(line, {"CHECKPOINT", ChooseForExport, Export});
+        return RunShared(line, {"CHECKPOINT", ChooseForExport, Export});
       }};
 }
 
@@ -373,29 +373,26 @@ absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const s
                               " --help` says more"));
 }
 
-absl::Status RunOnRanks(const CommandLine& line, const SharedTool& shared) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  Communicator& world = job->world();
-  const bool is_first = world.rank() == 0;
-  std::ostream nothing(nullptr);
-  const CommandLine own = {line.command,
-                           line.flags,
-                           line.in,
-                           is_first ? line.out : nothing,
-                           is_first ? line.err : nothing,
-                           line.has_cuda};
-  const auto run = [&]() -> absl::Status {
-    const absl::StatusOr<std::unique_ptr<Tool>> tool = StartTool(own, shared.what);
-    RETURN_IF_ERROR(AgreeOnStatus(world, tool.status()));
-    const absl::StatusOr<std::vector<std::string>> chosen = shared.choose(own, **tool);
-    RETURN_IF_ERROR(AgreeOnStatus(world, chosen.status()));
+absl::Status RunShared(const CommandLine& line, const SharedTool& shared) {
+  return RunOnRanks(line, [&](const CommandLine&, Communicator& world) -> absl::Status {
+    const bool is_first = world.rank() == 0;
+    std::ostream nothing(nullptr);
+    const CommandLine own = {line.command,
+                             line.flags,
+                             line.in,
+                             is_first ? line.out : nothing,
+                             is_first ? line.err : nothing,
+                             line.has_cuda,
+                             line.status_of_exception};
+    ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, AgreeOn(world, StartTool(own, shared.what)));
+    ASSIGN_OR_RETURN(const std::vector<std::string> chosen,
+                     AgreeOn(world, shared.choose(own, *tool)));
     const std::string separator(1, '\0');  // in no path
     ASSIGN_OR_RETURN(const std::string folders,
-                     BroadcastText(world, absl::StrJoin(*chosen, separator), 0));
-    (*tool)->options.world = &world;
-    return shared.run(own, **tool, absl::StrSplit(folders, separator));
-  };
-  return LeaveJob(world, run());
+                     BroadcastText(world, absl::StrJoin(chosen, separator), 0));
+    tool->options.world = &world;
+    return shared.run(own, *tool, absl::StrSplit(folders, separator));
+  });
 }
 
 Command MakeCheckpointCommand() {

@@ -405,7 +405,7 @@ Command VerifyCommand() {
           .max_arguments = 1,
           .flags = {JsonFlag(), MemoryFlag()},
           .run = [](const CommandLine& line) {
-            return RunOnRanks(line, {"CHECKPOINT", ChooseForVerify, Verify});
+            return RunShared(line, {"CHECKPOINT", ChooseForVerify, Verify});
           }};
 }
 

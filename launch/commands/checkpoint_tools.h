@@ -42,7 +42,7 @@ struct SharedTool {
 };
 
 // Joins the job that this process was started for and runs the tool on its ranks.
-absl::Status RunOnRanks(const CommandLine& line, const SharedTool& shared);
+absl::Status RunShared(const CommandLine& line, const SharedTool& shared);
 
 // --memory.
 Flag MemoryFlag();

@@ -224,9 +224,13 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   const bool json = std::any_of(command.flags.begin(), command.flags.end(), [&](const Flag& flag) {
     return flag.name == "json" && flags.Switch("json");
   });
-  const CommandLine line{command,         std::move(flags),
-                         environment.in,  command.prints_data || json ? environment.out : shown,
-                         environment.err, environment.has_cuda};
+  const CommandLine line{command,
+                         std::move(flags),
+                         environment.in,
+                         command.prints_data || json ? environment.out : shown,
+                         environment.err,
+                         environment.has_cuda,
+                         environment.status_of_exception};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
     ASSIGN_OR_RETURN(const RunSpec run,
                      command.load != nullptr ? command.load(line) : LoadConfig(line));

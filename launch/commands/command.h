@@ -54,6 +54,7 @@ struct CommandLine {
   std::ostream& out;             // results; where they are for people, a terminal may get them
   std::ostream& err;             // everything for people, as ShownLines (utf8.h) or a Logger has it
   bool (*has_cuda)() = nullptr;  // as in Environment
+  absl::Status (*status_of_exception)() = nullptr;  // as in Environment
 };
 
 // Returns what --config and --set name.

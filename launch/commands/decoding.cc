@@ -234,18 +234,18 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
 
 absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
                             const Vocabulary& vocabulary, Scorer& scorer, Communicator& world) {
-  const absl::StatusOr<TagFrame> tags = TagFrameOf(line.flags, run.data().tags(), vocabulary);
-  RETURN_IF_ERROR(AgreeOnStatus(world, tags.status()));
-  const absl::StatusOr<TranslatorOptions> options = OptionsOf(run, limits, vocabulary, world);
-  RETURN_IF_ERROR(AgreeOnStatus(world, options.status()));
-  Translator translator(scorer, MakeTextCodec(vocabulary), *tags, *options);
+  ASSIGN_OR_RETURN(const TagFrame tags,
+                   AgreeOn(world, TagFrameOf(line.flags, run.data().tags(), vocabulary)));
+  ASSIGN_OR_RETURN(const TranslatorOptions options,
+                   AgreeOn(world, OptionsOf(run, limits, vocabulary, world)));
+  Translator translator(scorer, MakeTextCodec(vocabulary), tags, options);
   const std::string& prefix_name = line.flags.Text("prefixes");
   const bool opens = !prefix_name.empty() && world.rank() == 0;
-  const absl::StatusOr<std::unique_ptr<FdStream>> prefix_file =
-      opens ? FdStream::Open(ResolvePath(line, prefix_name)) : nullptr;
-  RETURN_IF_ERROR(AgreeOnStatus(world, prefix_file.status()));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<FdStream> prefix_file,
+      AgreeOn(world, opens ? FdStream::Open(ResolvePath(line, prefix_name)) : nullptr));
   LineChunkReader in(line.in, "standard input");
-  LineChunkReader prefixes(opens ? **prefix_file : line.in, prefix_name);
+  LineChunkReader prefixes(opens ? *prefix_file : line.in, prefix_name);
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(
       const TranslateStreamReport report,
@@ -271,13 +271,13 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const B
 
 absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
                         PairScorer& scorer, Communicator& world) {
-  const absl::StatusOr<TagFrame> tags = TagFrameOf(line.flags, run.data().tags(), vocabulary);
-  RETURN_IF_ERROR(AgreeOnStatus(world, tags.status()));
+  ASSIGN_OR_RETURN(const TagFrame tags,
+                   AgreeOn(world, TagFrameOf(line.flags, run.data().tags(), vocabulary)));
   PairInput input(line);
   RETURN_IF_ERROR(AgreeOnStatus(world, world.rank() == 0 ? input.Open() : absl::OkStatus()));
   ASSIGN_OR_RETURN(
       const ScoreStreamReport report,
-      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary), *tags,
+      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary), tags,
                   {.max_positions = run.model().max_positions(), .world = &world}, line.out));
   if (world.rank() != 0) return absl::OkStatus();
 

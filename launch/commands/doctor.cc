@@ -1,7 +1,6 @@
 #include "launch/commands/doctor.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,10 +13,10 @@
 #include "launch/version.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
-#include "parallel/base/host.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "parallel/comm/links.h"
 #include "parallel/comm/mpi_communicator.h"
 #include "parallel/comm/nccl_communicator.h"
@@ -32,16 +31,14 @@ namespace {
 
 // Reads all of the run's corpus, if there is one. Ranks of a host share its files. Collective.
 absl::Status CheckCorpus(const CommandLine& line, const RunSpec& run, Communicator& world) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
-  const auto mine = hosts.begin() + world.rank();
+  ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(world));
   const std::string folder = ResolvePath(line, run.data().folder());
   const auto corpus = Corpus::Open(folder);
   const auto exists = Exists(*MakePosixFileSystem(), folder);
   const bool missing = run.data().folder().empty() || (exists.ok() && !*exists);
   absl::Status status = missing ? absl::OkStatus() : corpus.status();
   if (corpus.ok()) {
-    status = corpus->CheckContent(static_cast<int>(std::count(hosts.begin(), mine, *mine)),
-                                  static_cast<int>(std::count(hosts.begin(), hosts.end(), *mine)));
+    status = corpus->CheckContent(hosts.RanksBefore(), hosts.RanksHere());
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, WithExitCode(status, ExitCode::kData)));
   const std::string hash =
@@ -65,25 +62,19 @@ absl::Status StatusOf(const DoctorReport& report) {
 absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {
   RETURN_IF_ERROR(CheckReachable(hosts, DoctorLimit(hosts.size())));
   const bool has_run = line.flags.Given("config");
-  absl::StatusOr<RunSpec> run = LoadConfig(line);
-  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.status()));
-  RETURN_IF_ERROR(AgreeOnStatus(hosts, has_run ? ValidateForTrain(*run) : absl::OkStatus()));
-  ResolveDevice(line, run->mutable_compute());
-  ASSIGN_OR_RETURN(const std::string device, BroadcastText(hosts, run->compute().device(), 0));
-  run->mutable_compute()->set_device(device);
-  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
+  ASSIGN_OR_RETURN(RunSpec run, AgreeOn(hosts, LoadConfig(line)));
+  RETURN_IF_ERROR(AgreeOnStatus(hosts, has_run ? ValidateForTrain(run) : absl::OkStatus()));
+  ResolveDevice(line, run.mutable_compute());
+  ASSIGN_OR_RETURN(*run.mutable_compute()->mutable_device(),
+                   BroadcastText(hosts, run.compute().device(), 0));
+  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run.compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
-  ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, *run, has_run, world));
+  ASSIGN_OR_RETURN(const DoctorReport report, ExamineJob(line, run, has_run, world));
   if (world.rank() == 0) {
     line.out << (line.flags.Switch("json") ? ToIndentedJson(report) : DoctorTable(report))
              << std::flush;
   }
   return AgreeOnStatus(world, StatusOf(report));
-}
-
-absl::Status RunDoctorCommand(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), CatchErrors([&] { return DoctorOnAllRanks(line, job->world()); }));
 }
 
 }  // namespace
@@ -94,8 +85,8 @@ ExitCode CodeOf(const DoctorReport& report) {
                                           : static_cast<ExitCode>(first->code());
 }
 
-absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
-                                     Communicator& world) {
+absl::StatusOr<DoctorReport> ExamineJob(const CommandLine& line, const RunSpec& run, bool has_run,
+                                        Communicator& world) {
   const auto files = MakePosixFileSystem();
   const absl::Duration limit = DoctorLimit(world.size());
   ParallelSpec limits;  // outside of steps ranks may be silent for four times it
@@ -149,7 +140,7 @@ Command MakeDoctorCommand() {
           "Exit code 3 if anything is named, 4 if that is the corpus.",
       .spec = SpecUse::kOptional,
       .flags = {JsonFlag()},
-      .run = RunDoctorCommand};
+      .run = [](const CommandLine& line) { return RunOnRanks(line, DoctorOnAllRanks); }};
 }
 
 }  // namespace deepnet

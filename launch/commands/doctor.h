@@ -17,7 +17,7 @@ ExitCode CodeOf(const DoctorReport& report);
 // Examines the ranks of `world` for `run`, whose compute.device is decided, and reads the run's
 // corpus to its end; without `has_run`, for its compute only. Collective; every rank gets the same
 // report. A rank that stands still ends the job with ExitCode::kHang and its name.
-absl::StatusOr<DoctorReport> Examine(const CommandLine& line, const RunSpec& run, bool has_run,
-                                     Communicator& world);
+absl::StatusOr<DoctorReport> ExamineJob(const CommandLine& line, const RunSpec& run, bool has_run,
+                                        Communicator& world);
 
 }  // namespace deepnet

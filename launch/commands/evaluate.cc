@@ -1,5 +1,4 @@
 #include <limits>
-#include <memory>
 
 #include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
@@ -13,7 +12,6 @@
 #include "trainer/eval/evaluator.h"
 #include "trainer/eval/score_table.h"
 #include "trainer/eval/tokenizers.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/telemetry/metrics.h"
 
@@ -93,9 +91,8 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
                      return CheckModel(line.flags, run.model());
                    }));
   const LoadedModel& loaded = *model.loaded;
-  const absl::StatusOr<Corpus> corpus = OpenCorpus(line, model.run);
-  RETURN_IF_ERROR(AgreeOnStatus(world, corpus.status()));
-  const Fact facts[] = {{"the corpus", corpus->content_hash()}};
+  ASSIGN_OR_RETURN(const Corpus corpus, AgreeOn(world, OpenCorpus(line, model.run)));
+  const Fact facts[] = {{"the corpus", corpus.content_hash()}};
   RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
   if (line.flags.Given("spm")) {
     const auto pieces = MakeSentencePieceTokenizer(ResolvePath(line, line.flags.Text("spm")));
@@ -109,7 +106,7 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   log_options.plain_seconds = 5;
   Logger log(log_options);
   absl::StatusOr<EvalRecord> record =
-      Evaluate(*loaded.scorer, *loaded.pair_scorer, *corpus, *loaded.vocabulary,
+      Evaluate(*loaded.scorer, *loaded.pair_scorer, corpus, *loaded.vocabulary,
                OptionsOf(line, model.run, limits, world),
                [&log](const std::string& direction, double fraction) {
                  log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
@@ -125,12 +122,6 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   record->set_checkpoint(loaded.folder);
   line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : ScoreTable(*record));
   return absl::OkStatus();
-}
-
-absl::Status RunEvaluate(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(),
-                  CatchErrors([&] { return EvaluateOnAllRanks(line, job->world()); }));
 }
 
 std::vector<Flag> EvaluateFlags() {
@@ -164,7 +155,7 @@ Command MakeEvaluateCommand() {
           "whole model: the scores are the same.",
       .spec = SpecUse::kOptional,
       .flags = EvaluateFlags(),
-      .run = RunEvaluate};
+      .run = [](const CommandLine& line) { return RunOnRanks(line, EvaluateOnAllRanks); }};
 }
 
 }  // namespace deepnet

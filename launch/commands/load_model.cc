@@ -2,38 +2,23 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "launch/commands/decoding.h"
 #include "launch/device_group.h"
-#include "parallel/base/check.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
 namespace {
-
-// Returns the threads of this rank, a share of the cores that it may use; 0: alone, as it likes.
-absl::StatusOr<int> ShareOfCores(Communicator& world) {
-  if (world.size() == 1) return 0;
-  const std::string cores = UsableCoreList();
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(world, HostName()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> lists, AllGatherText(world, cores));
-  std::vector<std::string> here;
-  for (size_t rank = 0; rank < lists.size(); ++rank) {
-    if (hosts[rank] == HostName()) here.push_back(lists[rank]);
-  }
-  return ThreadsPerRank(here, cores);
-}
 
 absl::StatusOr<std::vector<FoundModel>> Find(const CommandLine& line, int threads) {
   ASSIGN_OR_RETURN(ComputeSpec compute, ComputeOverrides(line));
@@ -72,24 +57,23 @@ absl::Status CheckSame(Communicator& world, std::span<const FoundModel> found, R
 absl::StatusOr<DecodingModel> LoadDecodingModel(
     const CommandLine& line, Communicator& world,
     const std::function<absl::Status(const RunSpec& run)>& check) {
-  ASSIGN_OR_RETURN(const int threads, ShareOfCores(world));
-  const absl::StatusOr<std::vector<FoundModel>> found = Find(line, threads);
-  RETURN_IF_ERROR(AgreeOnStatus(world, found.status()));
-  const RunSpec& of_first = found->front().manifest.run();
+  ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(world));
+  const int threads = world.size() == 1 ? 0 : hosts.Threads();  // alone it has as many as it likes
+  ASSIGN_OR_RETURN(const std::vector<FoundModel> found, AgreeOn(world, Find(line, threads)));
+  const RunSpec& of_first = found.front().manifest.run();
   absl::StatusOr<RunSpec> run = DecodingRunSpec(line, of_first);
   RETURN_IF_ERROR(AgreeOnStatus(world, run.ok() ? check(*run) : run.status()));
-  for (const FoundModel& one : *found) {  // all must take the sentences
+  for (const FoundModel& one : found) {  // all must take the sentences
     const int positions = one.manifest.run().model().max_positions();
     ModelSpec& model = *run->mutable_model();
     model.set_max_positions(std::min(model.max_positions(), positions));
   }
-  RETURN_IF_ERROR(CheckSame(world, *found, *run));
+  RETURN_IF_ERROR(CheckSame(world, found, *run));
   if (world.size() > 1 && of_first.compute().device() == "cuda") {
     RETURN_IF_ERROR(SetDevice(world).status());
   }
-  absl::StatusOr<std::unique_ptr<LoadedModel>> loaded = LoadEnsemble(*found);
-  RETURN_IF_ERROR(AgreeOnStatus(world, loaded.status()));
-  return DecodingModel{.run = *std::move(run), .loaded = *std::move(loaded)};
+  ASSIGN_OR_RETURN(auto loaded, AgreeOn(world, LoadEnsemble(found)));
+  return DecodingModel{.run = *std::move(run), .loaded = std::move(loaded)};
 }
 
 absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicator& world) {
@@ -98,20 +82,12 @@ absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicat
   if (compute.device() != "cuda") {
     return BatchLimits{.batch_tokens = BatchTokens(decode, /*on_gpu=*/false)};
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                   AllGatherText(world, absl::StrCat(FreeGpuBytes())));
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const std::string& text : all) {
-    int64_t free = 0;
-    DEEPNET_CHECK(absl::SimpleAtoi(text, &free));
-    least = std::min(least, free);
-  }
+  ASSIGN_OR_RETURN(const std::vector<int64_t> free, AllGatherValue(world, FreeGpuBytes()));
+  const int64_t least = *std::ranges::min_element(free);
   std::vector<ModelSpec> models = {model.run.model()};
   for (const auto& other : model.loaded->other_models) models.push_back(other->spec());
   const int64_t operand_bytes = compute.dtype() == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
-  const absl::StatusOr<BatchLimits> limits = FitBatches(decode, models, operand_bytes, least);
-  RETURN_IF_ERROR(AgreeOnStatus(world, limits.status()));
-  return limits;
+  return AgreeOn(world, FitBatches(decode, models, operand_bytes, least));
 }
 
 }  // namespace deepnet

@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <istream>
-#include <memory>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -60,8 +59,8 @@ absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
 // Writes what comes from the pipe `what` to `path`, because `prepare` reads its texts twice and
 // knows them again by name, size and time. A file there with the same contents stays as it is; one
 // with others is replaced only where `may_replace`. Errors leave it and nothing else.
-absl::Status KeepPipe(std::istream& in, const std::string& what, const std::string& path,
-                      bool may_replace) {
+absl::Status KeepBytes(std::istream& in, const std::string& what, const std::string& path,
+                       bool may_replace) {
   const fs::path folder = fs::path(path).parent_path();
   const std::string unfinished = UnusedName();
   std::error_code error;
@@ -115,9 +114,9 @@ absl::Status ReadPipe(const CommandLine& line, Communicator& world, Logger& log,
         !line.flags.Switch("dry-run") && (line.flags.Switch("extend") || run->prepare().replace());
     const std::string path = Rooted(root, name);
     if (given == "-") {
-      kept = KeepPipe(line.in, what, path, may_replace);
+      kept = KeepBytes(line.in, what, path, may_replace);
     } else if (const auto pipe = FdStream::Open(ResolvePath(line, given)); pipe.ok()) {
-      kept = KeepPipe(**pipe, what, path, may_replace);
+      kept = KeepBytes(**pipe, what, path, may_replace);
     } else {
       kept = pipe.status();
     }
@@ -127,12 +126,11 @@ absl::Status ReadPipe(const CommandLine& line, Communicator& world, Logger& log,
 }
 
 absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
-  absl::StatusOr<RunSpec> run = LoadRunSpecWithTsv(line);
-  RETURN_IF_ERROR(AgreeOnStatus(world, run.status()));
+  ASSIGN_OR_RETURN(RunSpec run, AgreeOn(world, LoadRunSpecWithTsv(line)));
   Logger log({.stream = &line.err});
-  if (line.flags.Given("tsv")) RETURN_IF_ERROR(ReadPipe(line, world, log, &*run));
+  if (line.flags.Given("tsv")) RETURN_IF_ERROR(ReadPipe(line, world, log, &run));
   ASSIGN_OR_RETURN(const CorpusReport report,
-                   Prepare(run->prepare(), run->data().folder(), RootFolder(line),
+                   Prepare(run.prepare(), run.data().folder(), RootFolder(line),
                            [&log](std::string_view message) { log.Info(message); },
                            {.world = &world,
                             .extend = line.flags.Switch("extend"),
@@ -143,11 +141,6 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
   if (report.reused()) log.Info("already prepared from the same files: nothing to do");
   line.out << (line.flags.Switch("json") ? ReportJson(report) : ReportTable(report));
   return absl::OkStatus();
-}
-
-absl::Status RunPrepare(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), PrepareOnAllRanks(line, job->world()));
 }
 
 }  // namespace
@@ -188,7 +181,7 @@ Command MakePrepareCommand() {
                                "Replace another corpus in data.folder, for example one with fewer "
                                "languages: its tokenizer is kept, and only what is new or changed "
                                "is cut into pieces.")},
-          .run = RunPrepare};
+          .run = [](const CommandLine& line) { return RunOnRanks(line, PrepareOnAllRanks); }};
 }
 
 }  // namespace deepnet

@@ -359,20 +359,14 @@ absl::Status CheckRanks(const RehearsalJob& job, const Communicator& world) {
 }
 
 absl::Status Rehearse(const CommandLine& line, Communicator& world) {
-  const absl::StatusOr<Prepared> prepared = Prepare(line);
-  RETURN_IF_ERROR(AgreeOnStatus(world, prepared.status()));
-  const RehearsalJob& job = prepared->cases[0].job;
+  ASSIGN_OR_RETURN(const Prepared prepared, AgreeOn(world, Prepare(line)));
+  const RehearsalJob& job = prepared.cases[0].job;
   RETURN_IF_ERROR(AgreeOnStatus(world, CheckRanks(job, world)));
-  const Fact corpus{"corpus", prepared->data == nullptr ? "none" : prepared->data->content_hash()};
+  const Fact corpus{"corpus", prepared.data == nullptr ? "none" : prepared.data->content_hash()};
   RETURN_IF_ERROR(CheckSameEverywhere(world, std::span(&corpus, 1)));
   const bool threads = world.size() == 1;
-  const auto body = [&](Communicator& comm) { return RunCases(line, *prepared, threads, comm); };
+  const auto body = [&](Communicator& comm) { return RunCases(line, prepared, threads, comm); };
   return threads ? OnThreads(job.NumRanks(), body) : body(world);
-}
-
-absl::Status RunRehearse(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), Rehearse(line, job->world()));
 }
 
 }  // namespace
@@ -392,7 +386,7 @@ Command MakeRehearseCommand() {
       .spec = SpecUse::kRequired,
       .validate = ValidateForPlan,
       .flags = RehearseFlags(),
-      .run = RunRehearse};
+      .run = [](const CommandLine& line) { return RunOnRanks(line, Rehearse); }};
 }
 
 }  // namespace deepnet

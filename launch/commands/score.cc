@@ -1,4 +1,3 @@
-#include <memory>
 
 #include "launch/commands/commands.h"
 #include "launch/commands/decoding.h"
@@ -6,7 +5,6 @@
 #include "launch/job.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {
@@ -19,11 +17,6 @@ absl::Status ScoreOnAllRanks(const CommandLine& line, Communicator& world) {
                      return CheckTranslates(run.model(), "score");
                    }));
   return ScoreLines(line, model.run, *model.loaded->vocabulary, *model.loaded->pair_scorer, world);
-}
-
-absl::Status RunScore(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), CatchErrors([&] { return ScoreOnAllRanks(line, job->world()); }));
 }
 
 }  // namespace
@@ -44,7 +37,7 @@ Command MakeScoreCommand() {
           .spec = SpecUse::kOptional,
           .prints_data = true,
           .flags = ModelFlags(),
-          .run = RunScore};
+          .run = [](const CommandLine& line) { return RunOnRanks(line, ScoreOnAllRanks); }};
 }
 
 }  // namespace deepnet

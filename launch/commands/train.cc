@@ -1,4 +1,3 @@
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,6 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/doctor/diagnosis.h"
 #include "trainer/interop/interop.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -95,6 +93,12 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
   return steps;
 }
 
+// Holds what the command line asks for.
+struct Request {
+  RunSpec run;
+  StepRange traced;
+};
+
 // Refuses a time limit that is over, as a shell keeps it that outlives its job: the run would save
 // and stop at each start.
 absl::Status CheckDeadline() {
@@ -104,11 +108,19 @@ absl::Status CheckDeadline() {
       "there is no job any more, unset it");
 }
 
+absl::StatusOr<Request> ReadRequest(const CommandLine& line) {
+  Request request;
+  ASSIGN_OR_RETURN(request.run, LoadTrainConfig(line));
+  RETURN_IF_ERROR(CheckDeadline());
+  ASSIGN_OR_RETURN(request.traced, TracedSteps(line, request.run));
+  return request;
+}
+
 // Examines the job as `doctor` does, before anything else is done. Failures end the run; outliers,
 // which are slow but right, are warnings. Collective.
 absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Communicator& world,
                                  Logger& log) {
-  ASSIGN_OR_RETURN(const DoctorReport report, Examine(line, run, /*has_run=*/true, world));
+  ASSIGN_OR_RETURN(const DoctorReport report, ExamineJob(line, run, /*has_run=*/true, world));
   std::string failures;
   for (const DoctorFinding& finding : report.findings()) {
     if (finding.failure()) absl::StrAppend(&failures, failures.empty() ? "" : "\n", finding.text());
@@ -126,24 +138,21 @@ absl::Status CheckBeforeTraining(const CommandLine& line, const RunSpec& run, Co
 // `hosts` are all ranks of the job. The run trains over `world`: the same ranks, whose messages go
 // from GPU to GPU where compute.device is "cuda".
 absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
-  absl::StatusOr<RunSpec> run = LoadTrainConfig(line);
-  RETURN_IF_ERROR(AgreeOnStatus(hosts, run.ok() ? CheckDeadline() : run.status()));
-  const absl::StatusOr<StepRange> traced = TracedSteps(line, *run);
-  RETURN_IF_ERROR(AgreeOnStatus(hosts, traced.status()));
+  ASSIGN_OR_RETURN(Request request, AgreeOn(hosts, ReadRequest(line)));
+  RunSpec& run = request.run;
+  Logger log(LogOptions(line, hosts));
   if (line.flags.Given("text")) {
-    Logger log(LogOptions(line, hosts));
-    RETURN_IF_ERROR(PrepareText(line, *run, hosts, log));
+    RETURN_IF_ERROR(PrepareText(line, run, hosts, log));
     EndAtSignals();  // until here a signal ends the process, as it does `prepare`
   }
-  RETURN_IF_ERROR(DecideDevice(line, hosts, &*run));
-  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run->compute(), hosts));
+  RETURN_IF_ERROR(DecideDevice(line, hosts, &run));
+  ASSIGN_OR_RETURN(const auto devices, JoinDevices(run.compute(), hosts));
   Communicator& world = devices != nullptr ? *devices : hosts;
-  Logger log(LogOptions(line, world));
   if (JobRestarts() > 0) log.Info(absl::StrCat("job ", JobId(), ", restart ", JobRestarts()));
-  if (line.flags.Switch("check")) RETURN_IF_ERROR(CheckBeforeTraining(line, *run, world, log));
-  ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, *run, world, log));
+  if (line.flags.Switch("check")) RETURN_IF_ERROR(CheckBeforeTraining(line, run, world, log));
+  ASSIGN_OR_RETURN(const std::string init_from, InitialWeights(line, run, world, log));
   ListenToSignals();
-  return Train(*run,
+  return Train(run,
                {.root = RootFolder(line),
                 .require_empty = line.flags.Switch("require-empty"),
                 .init_from = init_from,
@@ -152,15 +161,14 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
                 .job_id = JobId(),
                 .restarts = JobRestarts(),
                 .world = &world,
-                .trace = *traced,
+                .trace = request.traced,
                 .on_stuck = EndProcess},
                log);
 }
 
 absl::Status RunTrain(const CommandLine& line) {
   if (!line.flags.Given("text")) EndAtSignals();
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(), CatchErrors([&] { return TrainOnAllRanks(line, job->world()); }));
+  return RunOnRanks(line, TrainOnAllRanks);
 }
 
 }  // namespace

@@ -1,4 +1,3 @@
-#include <memory>
 #include <utility>
 
 #include "launch/commands/commands.h"
@@ -7,7 +6,6 @@
 #include "launch/job.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {
@@ -31,12 +29,6 @@ absl::Status TranslateOnAllRanks(const CommandLine& line, Communicator& world) {
   ASSIGN_OR_RETURN(const BatchLimits limits, AgreeOnLimits(model, world));
   return TranslateLines(line, model.run, limits, *model.loaded->vocabulary, *model.loaded->scorer,
                         world);
-}
-
-absl::Status RunTranslate(const CommandLine& line) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
-  return LeaveJob(job->world(),
-                  CatchErrors([&] { return TranslateOnAllRanks(line, job->world()); }));
 }
 
 std::vector<Flag> TranslateFlags() {
@@ -72,7 +64,7 @@ Command MakeTranslateCommand() {
           .spec = SpecUse::kOptional,
           .prints_data = true,
           .flags = TranslateFlags(),
-          .run = RunTranslate};
+          .run = [](const CommandLine& line) { return RunOnRanks(line, TranslateOnAllRanks); }};
 }
 
 }  // namespace deepnet

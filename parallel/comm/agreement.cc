@@ -144,6 +144,11 @@ absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view t
   return std::move(all[root]);
 }
 
+absl::Status BroadcastMessage(Communicator& comm, google::protobuf::Message& message, int root) {
+  ASSIGN_OR_RETURN(const std::string sent, BroadcastText(comm, ToBytes(message), root));
+  return ParseSent(sent, message);
+}
+
 absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts) {
   ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(comm, HostName()));
   for (const Fact& fact : facts) {

@@ -1,7 +1,7 @@
-// Texts that ranks tell each other, and checks that they make before they rely on each other: all
-// got as far, all were told the same, all see the same folder. Collective and blocking; every rank
-// gets the same answer, and an error of a check is marked as one that all know of (IsAgreed), so
-// that it is printed once.
+// Texts and messages that ranks tell each other, and checks that they make before they rely on each
+// other: all got as far, all were told the same, all see the same folder. Collective and blocking;
+// every rank gets the same answer, and an error of a check is marked as one that all know of
+// (IsAgreed), so that it is printed once.
 //
 // Example, at the start of a job:
 //   const Fact facts[] = {{"binary", hash}, {"RunSpec", run.DebugString()}};
@@ -16,8 +16,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include <google/protobuf/message.h>
 
 #include "parallel/base/file_system.h"
+#include "parallel/base/messages.h"
+#include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 
 namespace deepnet {
@@ -25,6 +28,13 @@ namespace deepnet {
 // Returns OK if `mine` is OK on every rank; else the status of the first rank where it is not, with
 // its exit code, and with "rank R: " in front where ranks differ.
 absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine);
+
+// Returns `mine` if it is OK on every rank; else the error of AgreeOnStatus.
+template <typename T>
+absl::StatusOr<T> AgreeOn(Communicator& comm, absl::StatusOr<T> mine) {
+  RETURN_IF_ERROR(AgreeOnStatus(comm, mine.status()));
+  return mine;
+}
 
 // Returns true if every rank of the group got this very error from a function of this header.
 bool IsAgreed(const absl::Status& status);
@@ -41,6 +51,20 @@ absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::str
 
 // Returns `text` of rank `root` (any bytes) on every rank.
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);
+
+// Replaces `message` by that of rank `root` on every rank, after MakeUtf8.
+absl::Status BroadcastMessage(Communicator& comm, google::protobuf::Message& message, int root);
+
+// Returns every rank's message on every rank, in rank order, after MakeUtf8.
+template <typename Message>
+absl::StatusOr<std::vector<Message>> AllGatherMessages(Communicator& comm, const Message& mine) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGatherText(comm, ToBytes(mine)));
+  std::vector<Message> all(texts.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    RETURN_IF_ERROR(ParseSent(texts[rank], all[rank]));
+  }
+  return all;
+}
 
 // Something that must be the same on every rank.
 struct Fact {

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 using Set = std::map<std::string, std::string>;
 
-Environment EnvironmentOf(const Set& variables) {
+GetEnvFn EnvironmentOf(const Set& variables) {
   return [&](const char* name) {
     const auto found = variables.find(name);
     return found != variables.end() ? found->second.c_str() : nullptr;

@@ -9,6 +9,8 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/utf8.h"
+#include "proto/doctor.pb.h"
 #include "tests/support/run_ranks.h"
 
 namespace deepnet {
@@ -53,6 +55,33 @@ TEST(AgreeOnStatus, NamesNoRankWhereAllFailAlike) {
   const absl::Status status = OneAnswer(
       3, [](Communicator& comm) { return AgreeOnStatus(comm, absl::NotFoundError("a\nb")); });
   EXPECT_EQ(status.message(), "a\nb");
+}
+
+std::string NotUtf8() { return "host \xff"; }
+
+TEST(BroadcastMessage, GivesTheMessageOfTheRootToAll) {
+  const auto statuses = RunRanks(3, [](Communicator& comm) -> absl::Status {
+    DoctorRank message;
+    message.set_host(comm.rank() == 1 ? NotUtf8() : "mine");
+    if (comm.rank() == 2) message.set_cores(7);
+    RETURN_IF_ERROR(BroadcastMessage(comm, message, 1));
+    EXPECT_EQ(message.cores(), 0);
+    EXPECT_TRUE(IsUtf8(message.host())) << message.host();
+    EXPECT_THAT(message.host(), HasSubstr("host "));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+TEST(AllGatherMessages, GivesThoseOfAllInTheOrderOfRanks) {
+  const auto statuses = RunRanks(3, [](Communicator& comm) -> absl::Status {
+    DoctorRank mine;
+    mine.set_cores(comm.rank());
+    ASSIGN_OR_RETURN(const std::vector<DoctorRank> all, AllGatherMessages(comm, mine));
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(all.at(rank).cores(), rank);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }
 
 // The others wait for a rank that has gone on.

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -158,9 +157,8 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
                                               const ToolOptions& options) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
-  const absl::StatusOr<Manifest> read = ReadManifestWithin(fs, checkpoint_folder, options);
-  RETURN_IF_ERROR(AgreeOnStatus(world, read.status()));
-  const Manifest& manifest = *read;
+  ASSIGN_OR_RETURN(const Manifest manifest,
+                   AgreeOn(world, ReadManifestWithin(fs, checkpoint_folder, options)));
   VerifyReport report{.folder = checkpoint_folder,
                       .step = manifest.step(),
                       .files = manifest.files_size(),
@@ -169,13 +167,9 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
   for (const ShardFile& file : manifest.files()) report.blocks += file.block_crc32c_size();
   const DamagedBlocks mine =
       ReadBlocks(fs, checkpoint_folder, manifest, ShareOf(world, manifest, report.blocks), options);
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world, ToBytes(mine)));
+  ASSIGN_OR_RETURN(const std::vector<DamagedBlocks> all, AllGatherMessages(world, mine));
   DamagedBlocks damaged;
-  for (const std::string& text : all) {
-    DamagedBlocks part;
-    RETURN_IF_ERROR(ParseSent(text, part));
-    damaged.MergeFrom(part);
-  }
+  for (const DamagedBlocks& part : all) damaged.MergeFrom(part);
   auto next = damaged.blocks().begin();
   for (int i = 0; i < manifest.files_size(); ++i) {
     const ShardFile& file = manifest.files(i);

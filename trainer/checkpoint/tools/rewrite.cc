@@ -13,7 +13,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -348,17 +347,12 @@ absl::StatusOr<Manifest> WriteShare(TensorReader& reader, const Tensors& tensors
 // Makes one checkpoint of the shares of all ranks; rank 0 does. Returns its folder.
 absl::StatusOr<std::string> CommitShares(const Manifest& mine, SpreadWriter& writer,
                                          Communicator& world) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world, ToBytes(mine)));
+  ASSIGN_OR_RETURN(const std::vector<Manifest> all, AllGatherMessages(world, mine));
   Manifest merged;
-  for (const std::string& text : all) {
-    Manifest part;
-    RETURN_IF_ERROR(ParseSent(text, part));
-    merged.MergeFrom(part);
-  }
-  absl::StatusOr<std::string> folder = "";
-  if (world.rank() == 0) folder = writer.Commit(merged.files());
-  RETURN_IF_ERROR(AgreeOnStatus(world, folder.status()));
-  return BroadcastText(world, *folder, 0);
+  for (const Manifest& part : all) merged.MergeFrom(part);
+  ASSIGN_OR_RETURN(const std::string folder,
+                   AgreeOn(world, world.rank() == 0 ? writer.Commit(merged.files()) : ""));
+  return BroadcastText(world, folder, 0);
 }
 
 }  // namespace
@@ -372,10 +366,9 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
   const bool in_turns = world.size() > 1;
-  const absl::StatusOr<Readers> opened =
-      OpenForMeans(fs, checkpoint_folders, kind, output_run, in_turns, options);
-  RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
-  const Readers& readers = *opened;
+  ASSIGN_OR_RETURN(
+      const Readers readers,
+      AgreeOn(world, OpenForMeans(fs, checkpoint_folders, kind, output_run, in_turns, options)));
   const Means means = {readers, kind, TensorsOf(*readers.front(), /*weights_only=*/true)};
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = NumElements(means.tensors)},
                       MeanManifest(readers, kind));
@@ -386,10 +379,9 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
   RETURN_IF_ERROR(in_turns ? WriteMeansInTurns(means, writer, world, options)
                            : WriteMeans(means, writer, options));
-  absl::StatusOr<Manifest> files = Manifest();
-  if (world.rank() == 0) files = FilesOf(writer);
-  RETURN_IF_ERROR(AgreeOnStatus(world, files.status()));
-  return CommitShares(*files, writer, world);
+  ASSIGN_OR_RETURN(const Manifest files,
+                   AgreeOn(world, world.rank() == 0 ? FilesOf(writer) : Manifest()));
+  return CommitShares(files, writer, world);
 }
 
 absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
@@ -397,10 +389,10 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
                                               const ToolOptions& options) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
-  const absl::StatusOr<std::unique_ptr<TensorReader>> opened =
-      OpenForReshard(fs, checkpoint_folder, num_files, output_run, options);
-  RETURN_IF_ERROR(AgreeOnStatus(world, opened.status()));
-  TensorReader& reader = **opened;
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorReader> opened,
+      AgreeOn(world, OpenForReshard(fs, checkpoint_folder, num_files, output_run, options)));
+  TensorReader& reader = *opened;
   const Tensors tensors = TensorsOf(reader, /*weights_only=*/false);
   const SpreadShape shape = {.num_files = num_files, .num_elements = NumElements(tensors)};
   Manifest manifest = reader.manifest();
@@ -412,9 +404,9 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
     if (begun.ok()) begun = writer.Begin();
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
-  const absl::StatusOr<Manifest> share = WriteShare(reader, tensors, shape, writer, world, options);
-  RETURN_IF_ERROR(AgreeOnStatus(world, share.status()));
-  return CommitShares(*share, writer, world);
+  ASSIGN_OR_RETURN(const Manifest share,
+                   AgreeOn(world, WriteShare(reader, tensors, shape, writer, world, options)));
+  return CommitShares(share, writer, world);
 }
 
 }  // namespace deepnet

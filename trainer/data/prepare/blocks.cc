@@ -82,7 +82,8 @@ absl::Status EncodedBlocks::FindEarlier() {
         shard.ok() && shard->CheckContent().ok() && std::ranges::all_of(keys, is_inside);
     if (!intact) damaged.add_parts()->add_files()->set_name(name);
   }
-  ASSIGN_OR_RETURN(const std::vector<CorpusParts> of_ranks, context_.AllGather(damaged));
+  ASSIGN_OR_RETURN(const std::vector<CorpusParts> of_ranks,
+                   AllGatherMessages(context_.world, damaged));
   for (const CorpusParts& parts : of_ranks) {
     for (const PreparedPart& part : parts.parts()) {
       const std::string& name = part.files(0).name();
@@ -156,7 +157,7 @@ absl::Status EncodedBlocks::Encode() {
 }
 
 absl::Status EncodedBlocks::TakeEncoded(const CorpusParts& mine) {
-  ASSIGN_OR_RETURN(const std::vector<CorpusParts> all, context_.AllGather(mine));
+  ASSIGN_OR_RETURN(const std::vector<CorpusParts> all, AllGatherMessages(context_.world, mine));
   std::map<uint64_t, const PreparedPart*> encoded;
   for (const CorpusParts& parts : all) {
     for (const PreparedPart& part : parts.parts()) encoded[part.key()] = &part;

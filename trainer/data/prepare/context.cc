@@ -66,7 +66,7 @@ absl::Status PrepareContext::Agree(const absl::Status& mine) {
 
 absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
     const CorpusParts& mine, const std::vector<int>& owners) {
-  ASSIGN_OR_RETURN(std::vector<CorpusParts> all, AllGather(mine));
+  ASSIGN_OR_RETURN(std::vector<CorpusParts> all, AllGatherMessages(world, mine));
   std::vector<int> next(all.size(), 0);
   std::vector<PreparedPart> parts;
   for (const int owner : owners) {

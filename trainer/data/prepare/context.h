@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/check.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "proto/data.pb.h"
@@ -41,17 +40,6 @@ struct PrepareContext {
 
   // AgreeOnStatus with the exit code of data. Collective.
   absl::Status Agree(const absl::Status& mine);
-
-  // Returns what every rank has, in rank order. Collective.
-  template <typename Message>
-  absl::StatusOr<std::vector<Message>> AllGather(const Message& mine) {
-    ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGatherText(world, ToBytes(mine)));
-    std::vector<Message> all(texts.size());
-    for (size_t i = 0; i < texts.size(); ++i) {
-      RETURN_IF_ERROR(ParseSent(texts[i], all[i]));
-    }
-    return all;
-  }
 
   // Returns the parts of all ranks, where part i is the next one of rank owners[i]. Collective.
   absl::StatusOr<std::vector<PreparedPart>> AllGatherParts(const CorpusParts& mine,

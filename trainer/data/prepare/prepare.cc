@@ -29,6 +29,7 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/prepare/blocks.h"
@@ -100,15 +101,10 @@ absl::Status Join(PrepareContext& context) {
     RETURN_IF_ERROR(CheckSameFolder(context.world, *file_system, context.temporary));
   }
   RETURN_IF_ERROR(MakePosixFileSystem()->MakeFolder(context.OwnFolder()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, AllGatherText(context.world, HostName()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> cores,
-                   AllGatherText(context.world, UsableCoreList()));
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    if (hosts[i] == HostName()) context.host_cores.push_back(cores[i]);
-  }
+  ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(context.world));
+  context.host_cores = hosts.CoresHere();
   if (context.world.size() > 1) {
-    context.num_threads =
-        std::min(context.num_threads, ThreadsPerRank(context.host_cores, UsableCoreList()));
+    context.num_threads = std::min(context.num_threads, hosts.Threads());
   }
   return absl::OkStatus();
 }
@@ -182,7 +178,7 @@ absl::Status GatherInputs(PrepareContext& context, CorpusManifest* manifest) {
   CorpusManifest mine;
   for (const auto& [path, input] : context.inputs) *mine.add_inputs() = input;
   mine.mutable_report()->set_peak_resident_bytes(PeakResidentBytes());
-  ASSIGN_OR_RETURN(const std::vector<CorpusManifest> all, context.AllGather(mine));
+  ASSIGN_OR_RETURN(const std::vector<CorpusManifest> all, AllGatherMessages(context.world, mine));
   *manifest->mutable_inputs() = mine.inputs();
   int64_t peak_bytes = 0;
   for (const CorpusManifest& other : all) {
