@@ -152,9 +152,9 @@ std::string WeightsHash(std::span<const uint64_t> parameter_hashes) {
                                             parameter_hashes.size_bytes()}));
 }
 
-absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
-                                        const Vocabulary& vocabulary, Architecture architecture,
-                                        Parameters& parameters) {
+absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& path,
+                                           const Vocabulary& vocabulary, Architecture architecture,
+                                           Parameters& parameters) {
   ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
   RETURN_IF_ERROR(CheckArchitecture(manifest, path, architecture));
@@ -245,10 +245,6 @@ absl::Status CheckTogether(const FoundModel& first, const FoundModel& other) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found) {
-  return LoadEnsemble({&found, 1});
-}
-
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundModel> found) {
   const FoundModel& first = found.front();
   std::vector<std::string> folders;
@@ -277,12 +273,6 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundM
   loaded->scorer = std::make_unique<EnsembleScorer>(models);
   loaded->pair_scorer = std::make_unique<EnsemblePairScorer>(models);
   return loaded;
-}
-
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
-                                                       const ComputeSpec& overrides) {
-  ASSIGN_OR_RETURN(const FoundModel found, FindModel(run_or_checkpoint, overrides));
-  return LoadModel(found);
 }
 
 }  // namespace deepnet

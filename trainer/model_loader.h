@@ -1,6 +1,6 @@
-// Loads what a run folder holds: weights, tokenizer, languages. LoadModel gives a trained model
-// that is ready to translate and to score; TakeWeights begins a new run with the weights of another
-// one.
+// Loads what a run folder holds: weights, tokenizer, languages. LoadEnsemble gives a trained model
+// that is ready to translate and to score; InitializeFrom begins a new run with the weights of
+// another one.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,9 @@ struct InitialRows {
 // name, element). Every other weight must have the same shape. Moments and step are not read. Fails
 // with ExitCode::kCheckpoint naming a weight that does not fit, or both architectures if the
 // checkpoint's is not `architecture`.
-absl::StatusOr<InitialRows> TakeWeights(FileSystem& fs, const std::string& path,
-                                        const Vocabulary& vocabulary, Architecture architecture,
-                                        Parameters& parameters);
+absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& path,
+                                           const Vocabulary& vocabulary, Architecture architecture,
+                                           Parameters& parameters);
 
 struct LoadedModel {
   RunSpec run;         // as stored with the checkpoint, but run.compute is what is used here
@@ -88,17 +88,10 @@ struct FoundModel {
 absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
                                      const ComputeSpec& overrides);
 
-// Loads a model onto the calling thread's device. Errors carry ExitCode::kCheckpoint.
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const FoundModel& found);
-
-// Loads several models as an ensemble (trainer/decode/ensemble_scorer.h); run, step and arithmetic
-// are the first one's. Fails with ExitCode::kCheckpoint naming the two checkpoints whose
-// vocabularies, data.tags or architectures differ. One model alone is no ensemble, but loaded as
-// LoadModel does.
+// Loads a model onto the calling thread's device, or several as an ensemble
+// (trainer/decode/ensemble_scorer.h); run, step and arithmetic are the first one's. Fails with
+// ExitCode::kCheckpoint naming the two checkpoints whose vocabularies, data.tags or architectures
+// differ.
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundModel> found);
-
-// FindModel, then LoadModel.
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const std::string& run_or_checkpoint,
-                                                       const ComputeSpec& overrides);
 
 }  // namespace deepnet

@@ -1,6 +1,7 @@
 #include "trainer/pipeline_stage.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -13,29 +14,18 @@
 namespace deepnet {
 namespace {
 
-using Way = BoundaryBuffers::Way;
-
-// Returns whether one of `tensors` is the stream of a stack; all others are the encoder output.
-bool HasStream(const std::vector<BoundaryTensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const BoundaryTensor& t) { return t.name == kHidden; });
-}
-
-bool HasEncoderOutput(const std::vector<BoundaryTensor>& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const BoundaryTensor& t) { return t.name != kHidden; });
-}
+using Way = BoundaryPool::Way;
 
 bool IsReceived(Boundary boundary) {
   return boundary == Boundary::kInput || boundary == Boundary::kOutputGradient;
 }
 
-// Returns whether `boundary` is the one before the chunk; otherwise it is the one behind.
+// Returns whether `boundary` is the one before the chunk; otherwise it is the one after.
 bool IsBefore(Boundary boundary) {
   return boundary == Boundary::kInput || boundary == Boundary::kInputGradient;
 }
 
-BoundaryBuffers::Place PlaceOf(Boundary boundary, int chunk, int microbatch) {
+BoundaryPool::Place PlaceOf(Boundary boundary, int chunk, int microbatch) {
   const bool forward = boundary == Boundary::kInput || boundary == Boundary::kOutput;
   return {forward ? Way::kForward : Way::kBackward, IsBefore(boundary) ? chunk : chunk + 1,
           microbatch};
@@ -65,69 +55,6 @@ const char* TextOf(Op op) {
 }
 
 }  // namespace
-
-at::Tensor ResidualBuffers::Claim() {
-  for (const at::Tensor& buffer : buffers_) {
-    if (buffer.use_count() == 1) return buffer;
-  }
-  return buffers_.emplace_back(at::zeros({rows_, width_}, options_));
-}
-
-BoundaryBuffers::BoundaryBuffers(Transformer& model, std::vector<StageMessages> messages)
-    : ops_(model.ops()),
-      messages_(std::move(messages)),
-      source_(model.capacity().max_source_tokens(), model.spec().d_model(),
-              model.ops().ResidualOptions()),
-      target_(model.capacity().max_target_tokens(), model.spec().d_model(),
-              model.ops().ResidualOptions()),
-      encoder_output_(model.capacity().max_source_tokens(), model.spec().d_model(),
-                      model.ops().OperandOptions()) {
-  messages_.emplace_back();
-}
-
-const std::vector<BoundaryTensor>& BoundaryBuffers::TensorsAt(const Place& place) const {
-  const StageMessages& messages = messages_[place.boundary];
-  return place.way == Way::kForward ? messages.forward : messages.backward;
-}
-
-BoundarySet BoundaryBuffers::Restrict(const Place& place, BoundarySet tensors) const {
-  const std::vector<BoundaryTensor>& sent = TensorsAt(place);
-  tensors.source &= HasStream(sent);
-  tensors.target &= HasStream(sent);
-  tensors.encoder_output &= HasEncoderOutput(sent);
-  return tensors;
-}
-
-BoundaryActivations BoundaryBuffers::Take(const Place& place) {
-  const auto found = flows_.find(place);
-  if (found == flows_.end()) return {};
-  BoundaryActivations flow = std::move(found->second);
-  flows_.erase(found);
-  return flow;
-}
-
-std::vector<Buffer> BoundaryBuffers::Buffers(const Place& place, const BoundarySet& tensors,
-                                             bool received) {
-  if (TensorsAt(place).empty()) return {};
-  const auto [found, is_new] = flows_.try_emplace(place);
-  BoundaryActivations& flow = found->second;
-  if (is_new) {
-    DEEPNET_CHECK(received) << "nothing to send lies before chunk " << place.boundary
-                            << ", microbatch " << place.microbatch;
-    const BoundarySet crossing = Restrict(place, tensors);
-    if (crossing.source) flow.source_RD = source_.Claim();
-    if (crossing.encoder_output) {
-      flow.encoder_output_RD = (place.way == Way::kForward ? encoder_output_ : source_).Claim();
-    }
-    if (crossing.target) flow.target_RD = target_.Claim();
-  }
-  std::vector<Buffer> buffers;
-  for (const BoundaryTensor& tensor : TensorsAt(place)) {
-    const at::Tensor& hidden_RD = flow.source_RD.defined() ? flow.source_RD : flow.target_RD;
-    buffers.push_back(BufferOf(ops_, tensor.name == kHidden ? hidden_RD : flow.encoder_output_RD));
-  }
-  return buffers;
-}
 
 std::vector<GradientBucket> MakeBuckets(const Transformer& model) {
   const std::vector<int> ends = LayerGroupEnds(Describe(model.spec(), model.capacity()));
@@ -175,7 +102,7 @@ void PipelineStage::MakeChunks(const Transformer& model) {
   const int count = static_cast<int>(numbers.size());
   const int num_chunks = static_cast<int>(options_.messages.size());
   chunks_.resize(numbers.size());
-  bool read_behind = false;  // whether a later chunk of the rank reads the encoder output
+  bool read_later = false;  // whether a later chunk of the rank reads the encoder output
   for (int i = count - 1; i >= 0; --i) {
     const Chunk& layers = model.chunks()[i];
     ModelChunk& chunk = chunks_[i];
@@ -188,8 +115,8 @@ void PipelineStage::MakeChunks(const Transformer& model) {
     }
     chunk.keeps_encoder_output =
         layers.reads_encoder_output() ||
-        (read_behind && (layers.inputs().encoder_output || layers.ends_encoder()));
-    read_behind |= layers.inputs().encoder_output;
+        (read_later && (layers.inputs().encoder_output || layers.ends_encoder()));
+    read_later |= layers.inputs().encoder_output;
   }
   int before = 0;  // layers of the rank in earlier chunks
   for (ModelChunk& chunk : chunks_) {
@@ -227,7 +154,7 @@ void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_
     chunk.last_backward = -1;
     chunk.deferred.clear();
     chunk.early.clear();
-    for (InFlight& slot : chunk.in_flight) {
+    for (Slot& slot : chunk.slots) {
       if (slot.microbatch >= 0) Free(chunk, slot);
     }
   }
@@ -243,7 +170,7 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   const LossOptions loss{.label_smoothing = options_.label_smoothing,
                          .gradient_scale = gradient_scale_};
   const BoundaryActivations values = ValuesFor(own, microbatch);
-  InFlight& slot = Claim(own, microbatch);
+  Slot& slot = Claim(own, microbatch);
   if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;
   if (layers.has_output()) slot.dhidden_RD = boundaries_.target().Claim();
   const auto run = [&](MicrobatchPass pass) {
@@ -292,7 +219,7 @@ absl::Status PipelineStage::RunBackward(ModelChunk& chunk, int microbatch,
   chunk.last_backward = microbatch;
   RETURN_IF_ERROR(FinishReplicasBefore(chunk, microbatch));
   const Chunk& layers = *chunk.layers;
-  InFlight& slot = Find(chunk, microbatch);
+  Slot& slot = Find(chunk, microbatch);
   BoundaryActivations gradients = boundaries_.Take({Way::kBackward, chunk.number + 1, microbatch});
   if (layers.has_output()) gradients.target_RD = std::exchange(slot.dhidden_RD, at::Tensor());
   if (layers.ends_decoder() && layers.reads_encoder_output()) {
@@ -414,7 +341,7 @@ BoundaryActivations PipelineStage::ValuesFor(const ModelChunk& chunk, int microb
 // Returns the encoder output that an earlier chunk of the rank received or computed.
 at::Tensor PipelineStage::HeldEncoderOutput(int microbatch) const {
   for (const ModelChunk& chunk : chunks_) {
-    for (const InFlight& slot : chunk.in_flight) {
+    for (const Slot& slot : chunk.slots) {
       if (slot.microbatch == microbatch && slot.encoder_output_RD.defined()) {
         return slot.encoder_output_RD;
       }
@@ -444,27 +371,27 @@ PipelineStage::ModelChunk& PipelineStage::Find(int chunk) {
   return chunks_.front();
 }
 
-PipelineStage::InFlight& PipelineStage::Claim(ModelChunk& chunk, int microbatch) {
-  for (InFlight& slot : chunk.in_flight) {
+PipelineStage::Slot& PipelineStage::Claim(ModelChunk& chunk, int microbatch) {
+  for (Slot& slot : chunk.slots) {
     if (slot.microbatch >= 0) continue;
     slot.microbatch = microbatch;
     chunk.layers->TakeLayers(pools_, model_.work(), slot.kept);
     return slot;
   }
-  return chunk.in_flight.emplace_back(
-      InFlight{microbatch, chunk.layers->MakeKept(pools_, model_.work()), {}, {}});
+  return chunk.slots.emplace_back(
+      Slot{microbatch, chunk.layers->MakeKept(pools_, model_.work()), {}, {}});
 }
 
-PipelineStage::InFlight& PipelineStage::Find(ModelChunk& chunk, int microbatch) {
-  for (InFlight& slot : chunk.in_flight) {
+PipelineStage::Slot& PipelineStage::Find(ModelChunk& chunk, int microbatch) {
+  for (Slot& slot : chunk.slots) {
     if (slot.microbatch == microbatch) return slot;
   }
   DEEPNET_CHECK(false) << "chunk " << chunk.number << ": microbatch " << microbatch
                        << " has no forward pass";
-  return chunk.in_flight.front();
+  return chunk.slots.front();
 }
 
-void PipelineStage::Free(const ModelChunk& chunk, InFlight& slot) {
+void PipelineStage::Free(const ModelChunk& chunk, Slot& slot) {
   chunk.layers->GiveLayers(pools_, slot.kept);
   slot.encoder_output_RD = slot.dhidden_RD = at::Tensor();
   slot.microbatch = -1;

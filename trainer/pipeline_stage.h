@@ -1,10 +1,8 @@
 // The chunks of a model that one rank holds, as a stage of the pipeline: the object that a schedule
 // drives. A single rank holds the whole model as one chunk.
 //
-// Activations and gradients at the boundaries of chunks lie in pooled buffers, apart from what a
-// chunk keeps for its backward pass. A chunk takes them at one boundary, works on them in place and
-// leaves them at the other, so a buffer moves through the rank without a copy: a received one
-// becomes the next one to send. Between two chunks of the same rank nothing is sent.
+// Activations and gradients at the boundaries of chunks lie in a BoundaryPool, apart from what a
+// chunk keeps for its backward pass.
 //
 // The last backward pass of a virtual replica hands buckets of layers to GradientSums as soon as it
 // is through with them, so that their exchange overlaps the layers before them. Deferred weight
@@ -14,8 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -27,70 +23,13 @@
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/shard.h"
 #include "parallel/plan/stage_messages.h"
+#include "trainer/boundary_pool.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/model/pass.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"
 
 namespace deepnet {
-
-// Buffers of one shape that return to the pool when their last handle is dropped. Views do not
-// count as handles. Used by one thread.
-class ResidualBuffers {
- public:
-  ResidualBuffers(int64_t rows, int64_t width, at::TensorOptions options)
-      : rows_(rows), width_(width), options_(options) {}
-
-  // Returns a free buffer, [rows, width]. Its contents are left over from an earlier use.
-  at::Tensor Claim();
-
- private:
-  int64_t rows_, width_;
-  at::TensorOptions options_;
-  std::vector<at::Tensor> buffers_;
-};
-
-// The boundary activations and gradients of every microbatch in flight, by boundary. One chunk puts
-// them there and the next one takes them, or they are sent away or received. Nothing is copied.
-class BoundaryBuffers {
- public:
-  enum class Way { kForward, kBackward };
-  // A boundary is named by the number of the chunk behind it.
-  struct Place {
-    Way way;
-    int boundary;
-    int microbatch;
-
-    friend auto operator<=>(const Place&, const Place&) = default;
-  };
-
-  // `messages`: those of the whole chain (MakeStageMessages).
-  BoundaryBuffers(Transformer& model, std::vector<StageMessages> messages);
-
-  ResidualBuffers& source() { return source_; }  // [S, D]; also the encoder output's gradient
-  ResidualBuffers& target() { return target_; }  // [T, D]
-  ResidualBuffers& encoder_output() { return encoder_output_; }  // [S, D], operand type
-
-  void Put(const Place& place, BoundaryActivations flow) { flows_[place] = std::move(flow); }
-  // Removes and returns what lies at `place`; an empty BoundaryActivations if nothing does.
-  BoundaryActivations Take(const Place& place);
-  void Clear() { flows_.clear(); }
-
-  // Returns those of `tensors` that cross this boundary between ranks.
-  BoundarySet Restrict(const Place& place, BoundarySet tensors) const;
-  // Returns the memory of those of `tensors` that cross this boundary, in the order of
-  // Layer::inputs; empty if none do. With `received`, buffers are claimed if none lie there yet;
-  // without it, they must lie there.
-  std::vector<Buffer> Buffers(const Place& place, const BoundarySet& tensors, bool received);
-
- private:
-  const std::vector<BoundaryTensor>& TensorsAt(const Place& place) const;
-
-  const Ops& ops_;
-  std::vector<StageMessages> messages_;  // with an empty one for the end of the chain
-  ResidualBuffers source_, target_, encoder_output_;
-  std::map<Place, BoundaryActivations> flows_;
-};
 
 // Returns the parts of a rank's gradient that are handed over to be summed, each as soon as it is
 // complete, in the order of the gradient. The output layer, to which the loss adds, is a bucket of
@@ -137,8 +76,7 @@ class PipelineStage : public Stage {
   // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
   // null: nobody is.
   void Watch(SublayerProbe* probe) { probe_ = probe; }
-  // From the next BeginStep on, `inspector` sees all passes, and nobody else any; null: nobody
-  // does.
+  // From the next BeginStep on, `inspector` alone sees all passes; null: nobody does.
   void Inspect(StageProbe* inspector) { inspector_ = inspector; }
 
   // As in stage.h. Backward, or BackwardInput, of a chunk come in ascending microbatch order too,
@@ -154,13 +92,13 @@ class PipelineStage : public Stage {
   absl::Status FinishStep() { return sums_.Finish(); }
 
   // The loss of each of the rank's microbatches, summed over its target tokens: after its Forward
-  // of the output layer and an DeviceSession::ReadBack. Zeros before it, and on ranks without that
+  // of the output layer and a DeviceSession::ReadBack. Zeros before it, and on ranks without that
   // layer.
   const std::vector<LossSums>& losses() const { return losses_; }
 
  private:
   // The state of one microbatch in a chunk from its forward to its backward pass.
-  struct InFlight {
+  struct Slot {
     int microbatch = -1;           // -1: free
     Chunk::Kept kept;              // while free, without its layers' part
     at::Tensor encoder_output_RD;  // where this chunk or a later one of the rank reads it
@@ -171,11 +109,11 @@ class PipelineStage : public Stage {
   struct ModelChunk {
     const Chunk* layers = nullptr;
     int number = 0;    // along the chain
-    BoundarySet sent;  // forward, to the chunk behind
+    BoundarySet sent;  // forward, to the next chunk
     bool keeps_encoder_output = false;
     at::Tensor gradient;                      // of its layers, a part of Parameters::gradient
     int last_backward = -1;                   // microbatch
-    std::vector<InFlight> in_flight;          // grows to the most that a schedule keeps alive
+    std::vector<Slot> slots;                  // grows to the most that a schedule keeps alive
     std::map<int, DeferredWeights> deferred;  // by microbatch, from BackwardInput on
     std::set<int> early;  // microbatches whose weight gradients ran before their BackwardWeight
   };
@@ -189,13 +127,14 @@ class PipelineStage : public Stage {
     absl::FunctionRef<void(MicrobatchPass pass)> run;
     const DeferredWeights* deferred = nullptr;  // that it fills; null: none
   };
+
   void MakeChunks(const Transformer& model);
   void MapBuckets();
   void Run(const Work& work);
   ModelChunk& Find(int chunk);
-  InFlight& Claim(ModelChunk& chunk, int microbatch);
-  InFlight& Find(ModelChunk& chunk, int microbatch);
-  void Free(const ModelChunk& chunk, InFlight& slot);
+  Slot& Claim(ModelChunk& chunk, int microbatch);
+  Slot& Find(ModelChunk& chunk, int microbatch);
+  void Free(const ModelChunk& chunk, Slot& slot);
 
   int ReplicaOf(int microbatch) const;
   bool EndsReplica(int microbatch) const;
@@ -212,7 +151,7 @@ class PipelineStage : public Stage {
   GradientSums& sums_;
   TensorPool deferred_pool_;
   ChunkPools pools_;  // buffers of microbatches in flight that chunks share
-  BoundaryBuffers boundaries_;
+  BoundaryPool boundaries_;
   std::vector<ModelChunk> chunks_;
   std::map<int, int> bucket_of_layer_;  // by a bucket's first layer; without the output layer's
   int output_bucket_ = -1;              // -1: no output layer

@@ -155,6 +155,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                    SplitGroups(world, context->pp_rank, context->dp_rank, replicas_per_node));
   context->groups.all.limit = CommTimeout(run.parallel(), /*first_step=*/true);
   context->placement = PlacementOf(plan);
+  context->route = MakePipelineRoute(whole, ChunkEnds(plan), context->placement, context->pp_rank);
   ASSIGN_OR_RETURN(context->schedule,
                    WithTransfers(MakeSchedule(plan, context->dp_rank), context->placement));
 

@@ -17,6 +17,7 @@
 #include "parallel/plan/shard.h"
 #include "proto/plan.pb.h"
 #include "proto/run.pb.h"
+#include "trainer/decode/pipeline_link.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/kernels/traced_ops.h"
@@ -38,6 +39,7 @@ struct RankContext {
   int pp_rank = 0;                         // pipeline stage
   int dp_rank = 0, dp_size = 1;            // replica, number of replicas
   Placement placement;
+  PipelineRoute route;     // of a forward pass alone, through the stages
   Schedule schedule;       // of all stages, with transfers
   ShardLayout layout;      // which elements this rank sums and updates
   MemoryEstimate planned;  // 0 in all: the plan does not say

@@ -1,41 +1,32 @@
 #include "trainer/resolve_run.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <set>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "parallel/base/crc32c.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "trainer/checkpoint/compatibility.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/subword_sampler.h"
-#include "trainer/instruments/audit.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
-#include "trainer/model/flops.h"
 #include "trainer/model/work.h"
-#include "trainer/model_loader.h"
 #include "trainer/named_files.h"
-#include "trainer/optim/learning_rate.h"
-#include "trainer/rank_snapshot.h"
 #include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {
@@ -61,26 +52,25 @@ class RunResolver {
   }
 
   absl::StatusOr<ResolvedRun> Resolve() && {
-    RETURN_IF_ERROR(AgreeOnStatus(world_, ReadNamedFiles(options_.root, &resolved_.run)));
+    RETURN_IF_ERROR(AllRanks(ReadNamedFiles(options_.root, &resolved_.run)));
     RETURN_IF_ERROR(CheckSameProgram());
-    RETURN_IF_ERROR(AgreeOnStatus(world_, OpenCorpus()));
+    RETURN_IF_ERROR(AllRanks(OpenCorpus()));
     const std::vector<Fact> facts = {{"corpus", resolved_.corpus->content_hash()},
                                      {"tokenizer", resolved_.corpus->vocabulary().hash()},
                                      {"data of the corpus", resolved_.corpus->ChecksumsHash()}};
     RETURN_IF_ERROR(CheckSameEverywhere(world_, facts));
     resolved_.phases.End("corpus");
-    ASSIGN_OR_RETURN(hosts_, AllGatherText(world_, HostName()));
+    ASSIGN_OR_RETURN(hosts_, GatherHosts(world_));
     RETURN_IF_ERROR(FindEarlierRun());
-    RETURN_IF_ERROR(AgreeOnStatus(world_, AdoptEarlierChoices()));
+    RETURN_IF_ERROR(AllRanks(AdoptEarlierChoices()));
     resolved_.phases.End("earlier run");
     RETURN_IF_ERROR(ResolveArithmetic());
     resolved_.phases.End("arithmetic");
-    RETURN_IF_ERROR(AgreeOnStatus(world_, ChoosePlan()));
+    RETURN_IF_ERROR(AllRanks(ChoosePlan()));
     resolved_.phases.End("plan");
-    RETURN_IF_ERROR(AgreeOnStatus(world_, CheckIdentity()));
-    RETURN_IF_ERROR(AgreeOnStatus(world_, world_.rank() == 0
-                                              ? WithExitCode(LockFolder(), ExitCode::kCheckpoint)
-                                              : absl::OkStatus()));
+    RETURN_IF_ERROR(AllRanks(CheckIdentity()));
+    RETURN_IF_ERROR(AllRanks(world_.rank() == 0 ? WithExitCode(LockFolder(), ExitCode::kCheckpoint)
+                                                : absl::OkStatus()));
     RETURN_IF_ERROR(CheckSameFolder(world_, fs_, resolved_.folder));
     if (world_.rank() == 0) Warn();
     resolved_.phases.End("run folder");
@@ -88,6 +78,7 @@ class RunResolver {
   }
 
  private:
+  absl::Status AllRanks(const absl::Status& mine) { return AgreeOnStatus(world_, mine); }
   std::string PathOf(const std::string& path) const {
     return (std::filesystem::path(options_.root) / path).string();
   }
@@ -99,7 +90,7 @@ class RunResolver {
   absl::Status AdoptEarlierChoices();
   absl::Status ResolveArithmetic();
   absl::Status ChoosePlan();
-  absl::StatusOr<ClusterSpec> ActualCluster() const;
+  absl::StatusOr<ClusterSpec> ActualCluster();
   absl::Status CheckIdentity();
   std::vector<std::string> CheckpointNames() const;
   absl::Status LockFolder();
@@ -108,7 +99,7 @@ class RunResolver {
   Communicator& world_;
   FileSystem& fs_;
   Logger& log_;
-  std::vector<std::string> hosts_;  // [rank]
+  JobHosts hosts_;
   std::vector<std::string> found_;  // rank 0: the checkpoints before the lock was taken
   ResolvedRun resolved_;
 };
@@ -208,19 +199,18 @@ absl::Status RunResolver::LockFolder() {
 absl::Status RunResolver::FindEarlierRun() {
   absl::StatusOr<std::optional<FoundCheckpoint>> found = std::optional<FoundCheckpoint>();
   if (world_.rank() == 0) found = LookForEarlierRun();
-  RETURN_IF_ERROR(AgreeOnStatus(world_, WithExitCode(found.status(), ExitCode::kCheckpoint)));
-  std::string name, manifest;
+  RETURN_IF_ERROR(AllRanks(WithExitCode(found.status(), ExitCode::kCheckpoint)));
+  std::string name;
   if (found->has_value()) {
     for (const std::string& note : (*found)->notes) log_.Warning(note);
     name = std::filesystem::path((*found)->folder).filename().string();
-    manifest = ToBytes((*found)->manifest);
   }
   ASSIGN_OR_RETURN(name, BroadcastText(world_, name, 0));
-  ASSIGN_OR_RETURN(manifest, BroadcastText(world_, manifest, 0));
   if (name.empty()) return absl::OkStatus();
-  resolved_.earlier.emplace();
-  resolved_.earlier->folder = JoinPath(resolved_.folder, name);
-  return ParseSent(manifest, resolved_.earlier->manifest);
+  FoundCheckpoint& earlier = resolved_.earlier.emplace();
+  earlier.folder = JoinPath(resolved_.folder, name);
+  if (found->has_value()) earlier.manifest = std::move((*found)->manifest);
+  return BroadcastMessage(world_, earlier.manifest, 0);
 }
 
 absl::Status RunResolver::AdoptEarlierChoices() {
@@ -252,38 +242,22 @@ absl::Status RunResolver::AdoptEarlierChoices() {
 // Rank 0 measures and decides. A host that does not support its choice is refused.
 absl::Status RunResolver::ResolveArithmetic() {
   ComputeSpec& compute = *resolved_.run.mutable_compute();
-  if (compute.threads_per_rank() == 0) {
-    const std::string cores = UsableCoreList();
-    ASSIGN_OR_RETURN(const std::vector<std::string> lists, AllGatherText(world_, cores));
-    std::vector<std::string> here;
-    for (size_t rank = 0; rank < lists.size(); ++rank) {
-      if (hosts_[rank] == hosts_[world_.rank()]) here.push_back(lists[rank]);
-    }
-    compute.set_threads_per_rank(ThreadsPerRank(here, cores));
-  }
+  if (compute.threads_per_rank() == 0) compute.set_threads_per_rank(hosts_.Threads());
   if (world_.rank() == 0) {
     compute = ResolveCompute(compute);
     compute.set_attention(ChooseAttention(resolved_.run.model(), compute));
   }
-  ASSIGN_OR_RETURN(const std::string decided, BroadcastText(world_, ToBytes(compute), 0));
   const int threads = compute.threads_per_rank();
-  RETURN_IF_ERROR(ParseSent(decided, compute));
+  RETURN_IF_ERROR(BroadcastMessage(world_, compute, 0));
   compute.set_threads_per_rank(threads);
-  return AgreeOnStatus(world_, CheckCompute(compute));
+  return AllRanks(CheckCompute(compute));
 }
 
 // Returns the cluster that the job really has. Fields that are given must be true. The memory of a
 // rank is that of the smallest host, or of the GPU that has least.
-absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
-  ClusterSpec cluster = resolved_.run.cluster();
-  if (cluster.nodes() == 0 && cluster.devices_per_node() == 0) {
-    const int hosts = static_cast<int>(std::set(hosts_.begin(), hosts_.end()).size());
-    const bool even = world_.size() % hosts == 0;
-    cluster.set_nodes(even ? hosts : 1);
-    cluster.set_devices_per_node(even ? world_.size() / hosts : world_.size());
-  }
-  const int asked = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
-  if (asked != world_.size()) {
+absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() {
+  ClusterSpec cluster = WithNodes(resolved_.run.cluster(), hosts_.names);
+  if (const int asked = NumRanks(cluster); asked != world_.size()) {
     return ConfigError(absl::StrFormat(
         "cluster: nodes %d x devices_per_node %d = %d ranks, but this job has %d (start it "
         "with mpirun -n %d, or leave both fields out)",
@@ -293,18 +267,13 @@ absl::StatusOr<ClusterSpec> RunResolver::ActualCluster() const {
   ClusterSpec own = WithMemoryShare(cluster, UsableMemoryBytes());
   if (resolved_.run.compute().device() != "cpu") {
     if (cluster.device_memory_gib() > 0) return cluster;
-    RETURN_IF_ERROR(AgreeOnStatus(world_, MeasureGpu(own)));
+    RETURN_IF_ERROR(AllRanks(MeasureGpu(own)));
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> memories, AllGatherText(world_, ToBytes(own)));
-  for (const std::string& text : memories) {
-    ClusterSpec theirs;
-    RETURN_IF_ERROR(ParseSent(text, theirs));
-    if (cluster.device_memory_gib() == 0 ||
-        theirs.device_memory_gib() < cluster.device_memory_gib()) {
-      cluster.set_device_memory_gib(theirs.device_memory_gib());
-    }
+  ASSIGN_OR_RETURN(const std::vector<ClusterSpec> all, AllGatherMessages(world_, own));
+  for (const ClusterSpec& rank : all) {
+    own.set_device_memory_gib(std::min(own.device_memory_gib(), rank.device_memory_gib()));
   }
-  return cluster;
+  return own;
 }
 
 absl::Status RunResolver::ChoosePlan() {
@@ -349,139 +318,11 @@ absl::Status RunResolver::CheckIdentity() {
   return absl::OkStatus();
 }
 
-// Overwrites the drawn weights with those of `init_from`; every rank reads what it holds.
-absl::Status TakeInitialWeights(const ResolvedRun& resolved, const std::string& init_from,
-                                Communicator& world, FileSystem& fs, Parameters& parameters,
-                                Logger& log) {
-  const auto rows = TakeWeights(fs, init_from, resolved.corpus->vocabulary(),
-                                resolved.run.model().architecture(), parameters);
-  RETURN_IF_ERROR(AgreeOnStatus(world, rows.status()));
-  log.Info(absl::StrCat("weights of ", init_from, ": ", WithCommas(rows->taken),
-                        " rows of the vocabulary are known there, ", WithCommas(rows->drawn),
-                        " are new"));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& resolved,
-                                                         const std::string& init_from,
-                                                         Communicator& world, FileSystem& fs,
-                                                         bool traced, Logger& log) {
-  ASSIGN_OR_RETURN(auto context, MakeRankContext(resolved.run, resolved.inventory, resolved.plan,
-                                                 world, HostName(), traced));
-  if (resolved.earlier.has_value()) {
-    RETURN_IF_ERROR(AgreeOnStatus(
-        world, LoadRankState(fs, resolved.earlier->folder, resolved.earlier->manifest, *context)));
-    if (context->loss_scale != nullptr) {
-      *context->loss_scale =
-          DynamicLossScale(resolved.run.optim(), resolved.run.data().global_microbatches(),
-                           resolved.state.loss_scale());
-    }
-    log.Info(absl::StrCat("continuing at step ", WithCommas(resolved.state.step())));
-  } else {
-    context->model->parameters().Initialize(resolved.run.seed());
-    const AuditReport audit =
-        AuditHeldWeights(resolved.run.model(), resolved.inventory, context->model->parameters());
-    RETURN_IF_ERROR(AgreeOnStatus(world, AuditStatus(audit)));
-    if (!init_from.empty()) {
-      RETURN_IF_ERROR(
-          TakeInitialWeights(resolved, init_from, world, fs, context->model->parameters(), log));
-    }
-    context->optimizer->BeginAverage(context->model->parameters());
-  }
-  context->phases.End("weights");
-  context->model->Refresh();
-  context->phases.End("working copies");
-  return context;
-}
-
-absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenFolder(const ResolvedRun& resolved,
-                                                          FileSystem& fs) {
-  RETURN_IF_ERROR(SaveVocabulary(fs, resolved.corpus->folder() + "/" + kTokenizerFile,
-                                 resolved.corpus->vocabulary().languages(), resolved.folder));
-  auto metrics =
-      MetricsWriter::Open(fs, JoinPath(resolved.folder, kMetricsFile), resolved.state.step());
-  if (!metrics.ok()) return WithExitCode(metrics.status(), ExitCode::kCheckpoint);
-  return metrics;
-}
-
-// Returns the GFLOP/s that all ranks together reach in matrix products; 0: not measured.
-absl::StatusOr<double> MeasureCeiling(const ComputeSpec& compute, Communicator& world) {
-  double ceiling = compute.device() == "cpu" ? MeasureProductCeiling(compute, 256, 0.5) : 0.0;
-  RETURN_IF_ERROR(world.AllReduceSum(std::span(&ceiling, 1)));
-  return ceiling;
-}
-
-// Returns the stated peak of all ranks' GPUs together, in operations a second; 0: of one of them it
-// is not known, or they are CPUs.
-absl::StatusOr<double> StatedPeak(const RunSpec& run, Communicator& world) {
-  std::array<double, 2> sums = {0.0, 0.0};  // peaks, ranks whose peak is known
-  if (run.compute().device() == "cuda") {
-    ASSIGN_OR_RETURN(const std::string gpu, CheckCurrentGpu());
-    sums[0] = StatedPeakFlops(gpu, run.cluster(), run.compute().dtype());
-    sums[1] = sums[0] > 0 ? 1.0 : 0.0;
-  }
-  RETURN_IF_ERROR(world.AllReduceSum(std::span(sums)));
-  return sums[1] == world.size() ? sums[0] : 0.0;
-}
-
-void Describe(const ResolvedRun& resolved, int ranks, double ceiling, Logger& log) {
-  const RunSpec& run = resolved.run;
-  const ComputeSpec& compute = run.compute();
-  log.Info(absl::StrFormat(
-      "%s parameters, %s; %s, %s, %s, %d x %d threads; product ceiling %.0f GFLOP/s%s%s",
-      WithCommas(resolved.inventory.NumElements()), LayersText(run.model()),
-      Residual_Name(run.model().residual()), DataType_Name(compute.dtype()),
-      Isa_Name(compute.isa()), ranks, compute.threads_per_rank(), ceiling,
-      compute.attention() == AUTO
-          ? ""
-          : absl::StrCat("; attention ", AttentionKernel_Name(compute.attention())),
-      compute.cuda_graphs() ? "; CUDA graphs" : ""));
-  const std::string scale = BatchScaleText(run.optim(), run.data());
-  if (!scale.empty()) log.Info(scale);
-}
-
 }  // namespace
 
 absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log) {
   return RunResolver(std::move(run), options, world, fs, log).Resolve();
-}
-
-absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log, bool traced) {
-  TrainSession session;
-  ASSIGN_OR_RETURN(session.context, MakeContext(resolved, init_from, world, fs, traced, log));
-  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = nullptr;
-  if (world.rank() == 0) metrics = OpenFolder(resolved, fs);
-  RETURN_IF_ERROR(AgreeOnStatus(world, metrics.status()));
-  session.metrics = *std::move(metrics);
-  if (world.rank() == 0 && resolved.run.train().tensorboard()) {
-    session.events = std::make_unique<EventWriter>(JoinPath(resolved.folder, "tensorboard"),
-                                                   resolved.state.step());
-  }
-  ASSIGN_OR_RETURN(auto source, CorpusBatchSource::Make(resolved.run.data(), resolved.run.seed(),
-                                                        resolved.corpus.get(),
-                                                        resolved.run.model().architecture()));
-  session.steps_per_epoch = source->order().steps_per_epoch();
-  session.batches = std::make_unique<Prefetcher>(std::move(source));
-  session.context->phases.End("data");
-  ASSIGN_OR_RETURN(
-      session.instruments,
-      Instruments::Make(
-          resolved.run, resolved.inventory, resolved.plan, *session.context, *session.batches,
-          {.folder = resolved.folder,
-           .files = &fs,
-           .first_step = resolved.state.step(),
-           .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true)},
-          log));
-  session.context->phases.End("instruments");
-  ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(resolved.run.compute(), world));
-  ASSIGN_OR_RETURN(const double peak, StatedPeak(resolved.run, world));
-  session.report = std::make_unique<StepReport>(resolved.run, ceiling, peak);
-  Describe(resolved, world.size(), ceiling, log);
-  session.context->phases.End("product ceiling");
-  return session;
 }
 
 }  // namespace deepnet

@@ -1,5 +1,5 @@
-// The beginning of a run. In ResolveRun all ranks settle everything that is open in a RunSpec
-// before anything is allocated; in MakeTrainSession each makes of that what it takes steps with.
+// The beginning of a run, in which all ranks settle everything that is open in a RunSpec before
+// anything is allocated (MakeTrainSession of trainer/train_session.h goes on from there).
 #pragma once
 
 #include <memory>
@@ -19,12 +19,6 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/run_lock.h"
 #include "trainer/data/corpus.h"
-#include "trainer/data/microbatch.h"
-#include "trainer/instruments/instruments.h"
-#include "trainer/rank_context.h"
-#include "trainer/telemetry/event_file.h"
-#include "trainer/telemetry/metrics.h"
-#include "trainer/telemetry/report.h"
 
 namespace deepnet {
 
@@ -58,25 +52,5 @@ struct ResolveOptions {
 // kPreflight, kData, kCheckpoint, kDoesNotFit.
 absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log);
-
-struct TrainSession {
-  std::unique_ptr<RankContext> context;    // with weights
-  std::unique_ptr<BatchSource> batches;    // reads `resolved.corpus`
-  double steps_per_epoch = 0.0;            // of `batches`
-  std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
-  std::unique_ptr<EventWriter> events;     // rank 0 only, with train.tensorboard
-  std::unique_ptr<StepReport> report;
-  std::unique_ptr<Instruments> instruments;
-};
-
-// Loads or draws the weights, checks that drawn ones agree with the theory
-// (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
-// tokenizer and languages into it), measures the product ceiling of this host, and logs what the
-// run is. A new run takes its weights from the checkpoint `init_from`, if that is not empty
-// (TakeWeights); a resumed one ignores it. With `traced`, kernels can be traced. Collective over
-// `world`. `resolved` and `world` outlive the result.
-absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log, bool traced = false);
 
 }  // namespace deepnet

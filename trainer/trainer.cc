@@ -30,6 +30,7 @@
 #include "trainer/telemetry/report.h"
 #include "trainer/telemetry/run_recorder.h"
 #include "trainer/telemetry/tensor_memory.h"
+#include "trainer/train_session.h"
 #include "trainer/train_step.h"
 #include "trainer/validation.h"
 #include "trainer/validation_policy.h"
@@ -366,11 +367,10 @@ absl::Status Trainer::CompareMemory() {
 absl::Status Trainer::ValidateNow() {
   const TraceSpan span = Enter("validation", "validation");
   const absl::StatusOr<EvalRecord> record =
-      Validate(run(), resolved_.inventory, resolved_.plan, *resolved_.corpus, *session_.context,
-               state().step(), log_, [this] {
-                 heartbeat().Beat();  // asked between rows that this rank computes alone
-                 return requests_.IsStopping();
-               });
+      Validate(run(), *resolved_.corpus, *session_.context, state().step(), log_, [this] {
+        heartbeat().Beat();  // asked between rows that this rank computes alone
+        return requests_.IsStopping();
+      });
   agreed_.stop = absl::IsCancelled(record.status());
   if (!agreed_.stop) RETURN_IF_ERROR(record.status());
   if (agreed_.stop != state().validation_due()) checkpoints_->Changed();

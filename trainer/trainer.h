@@ -20,7 +20,7 @@ namespace deepnet {
 struct TrainOptions {
   std::string root;            // the folder that paths of the RunSpec are relative to
   bool require_empty = false;  // refuse a run folder that is not empty instead of resuming
-  std::string init_from;       // the checkpoint that a new run takes its weights from (TakeWeights)
+  std::string init_from;  // the checkpoint whose weights a new run begins with (InitializeFrom)
   std::atomic<int>* request = nullptr;  // bits (StopRequests), set by signal handlers
   double deadline = kNoDeadline;        // the SecondsNow() at which this process must have ended
   std::string job_id;                   // of the batch system, for the run folder's lock

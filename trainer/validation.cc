@@ -12,11 +12,9 @@
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
-#include "parallel/plan/plan_accessors.h"
 #include "trainer/data/data_order.h"
 #include "trainer/decode/batch_limits.h"
 #include "trainer/decode/pipeline_link.h"
@@ -86,10 +84,6 @@ void LogSamples(const EvalRecord& record, Logger& log) {
 constexpr int kStopTag = 0;
 
 absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
-
-PipelineRoute RouteOf(const Inventory& whole, const Plan& plan, const RankContext& context) {
-  return MakePipelineRoute(whole, ChunkEnds(plan), context.placement, context.pp_rank);
-}
 
 // The longest waits. A rank that waits for a waiting rank has a longer limit, so that the rank
 // nearest to the one that is stuck reports first.
@@ -248,18 +242,10 @@ absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& op
   return record;
 }
 
-// Returns the record of `root` on every rank.
-absl::StatusOr<EvalRecord> Share(const EvalRecord& record, Communicator& world, int root) {
-  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world, ToBytes(record), root));
-  EvalRecord shared;
-  RETURN_IF_ERROR(ParseSent(text, shared));
-  return shared;
-}
-
-absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const PipelineRoute& route,
-                                              const Corpus& corpus, RankContext& context,
-                                              EvaluateOptions options, Logger& log,
-                                              const IsStopping& is_stopping) {
+absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Corpus& corpus,
+                                              RankContext& context, EvaluateOptions options,
+                                              Logger& log, const IsStopping& is_stopping) {
+  const PipelineRoute& route = context.route;
   const bool drives = route.rank == route.driver;
   const Limits limits(run);
   Groups groups(context.world->rank());
@@ -286,20 +272,20 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Pipeline
   RETURN_IF_ERROR(stop->Finish());
   groups.heartbeat.Begin("validation: end of all ranks");
   RETURN_IF_ERROR(AgreeOnStatus(*groups.world, record.status()));
-  return Share(*record, *groups.world, route.driver);
+  RETURN_IF_ERROR(BroadcastMessage(*groups.world, *record, route.driver));
+  return record;
 }
 
 }  // namespace
 
-absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                    const Corpus& corpus, RankContext& context, int64_t step,
-                                    Logger& log, const IsStopping& is_stopping) {
+absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, RankContext& context,
+                                    int64_t step, Logger& log, const IsStopping& is_stopping) {
   EvalRecord record;
   context.model->set_step(step);
   const EvaluateOptions options = OptionsOf(run, corpus);
   if (!options.directions.empty()) {
     ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
-                                 run, RouteOf(whole, plan, context), corpus, context, options, log,
+                                 run, corpus, context, options, log,
                                  is_stopping ? is_stopping : [] { return false; }));
     log.Info(absl::StrFormat("validation at step %s: %s, %d directions, %s", WithCommas(step),
                              FiguresOf(record, options.translates), record.directions_size(),

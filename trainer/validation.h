@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/logging.h"
-#include "proto/plan.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
@@ -31,8 +30,7 @@ using IsStopping = std::function<bool()>;
 //
 // Once `is_stopping` is true on any rank, every rank soon gets kCancelled instead of a record. A
 // rank that drives no pipeline looks at it between two directions only.
-absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                    const Corpus& corpus, RankContext& context, int64_t step,
-                                    Logger& log, const IsStopping& is_stopping = {});
+absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, RankContext& context,
+                                    int64_t step, Logger& log, const IsStopping& is_stopping = {});
 
 }  // namespace deepnet

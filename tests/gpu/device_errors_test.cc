@@ -21,6 +21,7 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/plan/memory.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/emulated/torch_device.h"
@@ -31,6 +32,7 @@
 #include "trainer/kernels/cuda/linear.h"
 #include "trainer/resolve_run.h"
 #include "trainer/telemetry/tensor_memory.h"
+#include "trainer/train_session.h"
 #include "trainer/train_step.h"
 #include "trainer/trainer.h"
 
@@ -224,6 +226,16 @@ TEST_F(DeviceErrorsTest, PinnedMemoryThatAHostLacksEndsAllRanksBeforeTheFirstSte
   emulated_gpu::FailAt("cudaHostRegister", 1, cudaErrorMemoryAllocation);
   const auto statuses = Train(run);
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+// Each rank has asked for its GPU's properties once when it joined.
+TEST_F(DeviceErrorsTest, AGpuThatNoLongerTellsItsNameEndsAllRanksBeforeTheFirstStep) {
+  emulated_gpu::FailAt("cudaGetDeviceProperties", 3, cudaErrorUnknown);
+  for (const absl::Status& status : Train(Run())) {
+    EXPECT_TRUE(IsAgreed(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank "), HasSubstr(": cudaGetDeviceProperties: ")));
+  }
 }
 
 TEST_F(DeviceErrorsTest, ACopyOfASaveThatFailsEndsAllRanks) {

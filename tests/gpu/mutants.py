@@ -218,7 +218,7 @@ MUTANTS = {
         "trainer/train_step.cc", "result.gradient_unit = 1.0 / (result.loss_scale * tokens);", "result.gradient_unit = 1.0 / tokens;",
         "gpu_train_test"),
     "scale-is-not-resumed": (
-        "trainer/resolve_run.cc", "resolved.state.loss_scale());", "LossScale());", "gpu_train_test"),
+        "trainer/train_session.cc", "resolved.state.loss_scale());", "LossScale());", "gpu_train_test"),
     "overflow-is-not-counted": (
         "trainer/optim/loss_scale.cc", "if (overflow) return Overflow();", "if (overflow && window_ < 0) return Overflow();", "trainer_optim_loss_scale_test"),
     "bias-of-what-is-not-masked": (

@@ -37,6 +37,7 @@
 #include "trainer/async_checkpointer.h"
 #include "trainer/rank_snapshot.h"
 #include "trainer/resolve_run.h"
+#include "trainer/train_session.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {

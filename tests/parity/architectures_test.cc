@@ -24,13 +24,13 @@
 #include "parallel/base/logging.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/load_model.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/eval/evaluator.h"
 #include "trainer/interop/interop.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -22,9 +22,9 @@
 #include "parallel/base/logging.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/load_model.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/tools/rewrite.h"
-#include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -18,6 +18,7 @@
 #include "parallel/base/exit_code.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/load_model.h"
 #include "trainer/interop/interop.h"
 #include "trainer/model/roles.h"
 #include "trainer/model_loader.h"

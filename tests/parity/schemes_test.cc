@@ -20,8 +20,8 @@
 #include "parallel/base/exit_code.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/load_model.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

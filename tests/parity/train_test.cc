@@ -23,9 +23,9 @@
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/load_model.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {

@@ -17,8 +17,8 @@
 
 #include "parallel/base/check.h"
 #include "tests/support/host_scorer.h"
+#include "tests/support/load_model.h"
 #include "trainer/decode/search.h"
-#include "trainer/model_loader.h"
 
 namespace deepnet {
 namespace {

@@ -28,8 +28,15 @@ struct SpreadSums {
   double sum = 0.0, squares = 0.0;  // of values; squares of a constant tensor: off its value
   int64_t wrong = 0;  // elements of a constant tensor, or of a zero row, that are not as they must
 
-  SpreadSums& operator+=(const SpreadSums& other);
-  SpreadSums InUnitsOf(double deviation) const;
+  void Add(const SpreadSums& other) {
+    count += other.count;
+    sum += other.sum;
+    squares += other.squares;
+    wrong += other.wrong;
+  }
+  SpreadSums InUnitsOf(double deviation) const {
+    return {count, sum / deviation, squares / (deviation * deviation), wrong};
+  }
 };
 
 SpreadAudit JudgeConstant(const Parameter& p, const SpreadSums& sums) {
@@ -40,21 +47,6 @@ SpreadAudit JudgeConstant(const Parameter& p, const SpreadSums& sums) {
                                   p.initial_value);
   }
   return audit;
-}
-
-SpreadSums& SpreadSums::operator+=(const SpreadSums& other) {
-  count += other.count;
-  sum += other.sum;
-  squares += other.squares;
-  wrong += other.wrong;
-  return *this;
-}
-
-SpreadSums SpreadSums::InUnitsOf(double deviation) const {
-  SpreadSums units = *this;
-  units.sum /= deviation;
-  units.squares /= deviation * deviation;
-  return units;
 }
 
 // Elements of a row of `p`; 1 for a vector.
@@ -285,7 +277,7 @@ class Auditor {
     ++told.tensors;
     told.elements += p.NumElements();
     if (told.drawn) {
-      group.sums += sums.InUnitsOf(p.initial_std);
+      group.sums.Add(sums.InUnitsOf(p.initial_std));
     } else {
       told.all.elements += sums.count;
     }

@@ -1,4 +1,4 @@
-// Compares initial weights with theory: each tensor's mean and standard deviation beside those of
+// Compares initial weights with theory: each tensor's mean and standard deviation with those of
 // the Inventory (trainer/model/describe.h), and rows that must be zero. DEEPNORM's alpha and gains
 // are also compared with the paper's formulas, which are computed from the numbers of layers by
 // code of their own (PaperScalingOf), so that neither the Inventory nor what it is made from

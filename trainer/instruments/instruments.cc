@@ -39,7 +39,7 @@ absl::Status Unusable(const std::string& path) {
   return absl::NotFoundError(absl::StrCat(path, ": not of this run, or damaged"));
 }
 
-// The rows behind a head that is right.
+// Returns the rows after a head that is right.
 absl::StatusOr<OutputRows> Parse(const std::string& path, std::string_view bytes,
                                  const std::string& identity) {
   const size_t line = bytes.find('\n');
@@ -105,26 +105,24 @@ Instruments::Instruments(int64_t every, const Inventory& whole, RankContext& par
 }
 
 absl::StatusOr<std::unique_ptr<Instruments>> Instruments::Make(
-    const RunSpec& run, const Inventory& whole, const Plan& plan, RankContext& part,
-    BatchSource& batches, const InstrumentsOptions& options, Logger& log) {
+    const RunSpec& run, const Inventory& whole, RankContext& part, BatchSource& batches,
+    const InstrumentsOptions& options, Logger& log) {
   const InstrumentsSpec& spec = run.instruments();
   std::unique_ptr<Instruments> instruments(new Instruments(spec.every_steps(), whole, part));
   if (spec.every_steps() > 0 && spec.model_update()) {
-    RETURN_IF_ERROR(instruments->StartModelUpdate(run, whole, plan, batches, options, log));
+    RETURN_IF_ERROR(instruments->StartModelUpdate(run, whole, batches, options, log));
   }
   return instruments;
 }
 
 // All replicas have the same weights: the first one computes.
 absl::Status Instruments::StartModelUpdate(const RunSpec& run, const Inventory& whole,
-                                           const Plan& plan, BatchSource& batches,
-                                           const InstrumentsOptions& options, Logger& log) {
-  absl::StatusOr<StepBatch> first = batches.ForStep(0);
-  RETURN_IF_ERROR(AgreeOnStatus(*part_.world, first.status()));
+                                           BatchSource& batches, const InstrumentsOptions& options,
+                                           Logger& log) {
+  ASSIGN_OR_RETURN(StepBatch first, AgreeOn(*part_.world, batches.ForStep(0)));
   if (part_.dp_rank == 0) {
-    ASSIGN_OR_RETURN(probe_,
-                     OutputProbe::Make(whole, plan, part_, std::move(first->microbatches[0]),
-                                       options.message_limit));
+    ASSIGN_OR_RETURN(
+        probe_, OutputProbe::Make(part_, std::move(first.microbatches[0]), options.message_limit));
   }
   absl::Status status;
   if (probe_ != nullptr) status = MakeReference(run, whole, options);

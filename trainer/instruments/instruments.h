@@ -24,7 +24,6 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/plan/inventory.h"
-#include "proto/plan.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
@@ -46,13 +45,13 @@ struct InstrumentsOptions {
 
 class Instruments {
  public:
-  // `part` is what MakeRankContext made of `run`, `whole` and `plan`, with weights and working
-  // copies, and outlives the result; `batches` is asked for step 0 where the model's update is
+  // `part` is what MakeRankContext made of `run` and `whole`, with weights and working copies, and
+  // outlives the result; `batches` is asked for step 0 where the model's update is
   // wanted. At step 0 the reference is computed and written; later it is read, and without it, or
   // with one of another run, a warning is given and the model's update left out. Collective over
   // part.world.
   static absl::StatusOr<std::unique_ptr<Instruments>> Make(const RunSpec& run,
-                                                           const Inventory& whole, const Plan& plan,
+                                                           const Inventory& whole,
                                                            RankContext& part, BatchSource& batches,
                                                            const InstrumentsOptions& options,
                                                            Logger& log);
@@ -73,9 +72,8 @@ class Instruments {
  private:
   Instruments(int64_t every, const Inventory& whole, RankContext& part);
 
-  absl::Status StartModelUpdate(const RunSpec& run, const Inventory& whole, const Plan& plan,
-                                BatchSource& batches, const InstrumentsOptions& options,
-                                Logger& log);
+  absl::Status StartModelUpdate(const RunSpec& run, const Inventory& whole, BatchSource& batches,
+                                const InstrumentsOptions& options, Logger& log);
   absl::Status MakeReference(const RunSpec& run, const Inventory& whole,
                              const InstrumentsOptions& options);
   absl::StatusOr<double> ModelUpdate(int64_t step);

@@ -1,8 +1,8 @@
 // Norms of what runs through the sub-layers of a model in one forward pass: how large the stream
 // and each branch are where they meet, which is what the paper's figures 3 and 4 look at.
 //
-// Everything is as the model computes with it, in training behind dropout: the branch as it joins;
-// alpha (and omega) times the stream; and what the norm behind the sum, or else the one before the
+// Everything is as the model computes with it, in training after dropout: the branch as it joins;
+// alpha (and omega) times the stream; and what the norm after the sum, or else the one before the
 // branch, really reads. With B2T that is also the layer's input, which belongs to neither the
 // branch nor the stream: the share of the stream is of those two.
 //

@@ -9,7 +9,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/plan/plan_accessors.h"
 #include "trainer/data/batcher.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/pipeline_link.h"
@@ -37,16 +36,14 @@ OutputProbe::OutputProbe(RankContext& part, Microbatch microbatch)
   for (const Chunk& chunk : part.model->chunks()) has_output_ |= chunk.has_output();
 }
 
-absl::StatusOr<std::unique_ptr<OutputProbe>> OutputProbe::Make(const Inventory& whole,
-                                                               const Plan& plan, RankContext& part,
+absl::StatusOr<std::unique_ptr<OutputProbe>> OutputProbe::Make(RankContext& part,
                                                                Microbatch microbatch,
                                                                absl::Duration limit) {
   std::unique_ptr<OutputProbe> probe(new OutputProbe(part, std::move(microbatch)));
   if (part.pipeline->size() == 1) return probe;
   ASSIGN_OR_RETURN(probe->messages_, part.pipeline->Split(0, part.pp_rank));
-  probe->link_ = std::make_unique<PipelineLink>(
-      MakePipelineRoute(whole, ChunkEnds(plan), part.placement, part.pp_rank), *probe->messages_,
-      LinkLimits{.rows = limit, .command = limit});
+  probe->link_ = std::make_unique<PipelineLink>(part.route, *probe->messages_,
+                                                LinkLimits{.rows = limit, .command = limit});
   return probe;
 }
 
@@ -157,9 +154,8 @@ absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
   part->model->Refresh();
   const at::Tensor initial = part->model->parameters().weights().clone();
   ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates.back()));
-  ASSIGN_OR_RETURN(const auto probe,
-                   OutputProbe::Make(whole, plan, *part, std::move(unseen.microbatches[0]),
-                                     absl::InfiniteDuration()));
+  ASSIGN_OR_RETURN(const auto probe, OutputProbe::Make(*part, std::move(unseen.microbatches[0]),
+                                                       absl::InfiniteDuration()));
   ASSIGN_OR_RETURN(const OutputRows reference, probe->Rows(0));
   std::vector<OutputChange> changes;
   int64_t done = 0;

@@ -7,7 +7,7 @@
 //   a token      / sqrt(T): the root mean square over tokens of the length of a row's change. What
 //                figure 4 shows: of rows of norm sqrt(512), unrelated ones are sqrt(2 * 512) = 32
 //                apart, and its Post-LN without warm-up stays at 28 to 29.
-//   an element   / sqrt(T * width): of at most sqrt 2 behind a normalisation, for any width.
+//   an element   / sqrt(T * width): of at most sqrt 2 after a normalisation, for any width.
 //
 // A pipeline computes F as validation does (trainer/decode/model_scorer.h); the bits are those of
 // one rank.
@@ -63,10 +63,9 @@ OutputChange ChangeOf(const OutputRows& rows, const OutputRows& reference);
 // F on one rank of a pipeline.
 class OutputProbe {
  public:
-  // Collective over part.pipeline. `part` is what MakeRankContext made of `whole` and `plan` and
-  // outlives the probe; nobody waits longer than `limit` for a peer.
-  static absl::StatusOr<std::unique_ptr<OutputProbe>> Make(const Inventory& whole, const Plan& plan,
-                                                           RankContext& part, Microbatch microbatch,
+  // Collective over part.pipeline. `part` outlives the probe; nobody waits longer than `limit` for
+  // a peer.
+  static absl::StatusOr<std::unique_ptr<OutputProbe>> Make(RankContext& part, Microbatch microbatch,
                                                            absl::Duration limit);
 
   const Microbatch& microbatch() const { return microbatch_; }

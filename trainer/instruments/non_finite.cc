@@ -1,10 +1,10 @@
-// Every rank keeps the earliest place that it sees; the earliest of all ranks is the answer. A
-// place is a number that grows in the order in which one rank alone would come to the places.
+// Every rank keeps the earliest place that it sees; the earliest of all ranks is the answer.
 #include "trainer/instruments/non_finite.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
+#include <compare>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,7 +15,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/host.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/kernels/native/adam.h"
@@ -26,15 +25,26 @@
 namespace deepnet {
 namespace {
 
-// Values of a sub-layer in the order of their computation. Only kOutput exists of a layer that is
-// not in a stack; only kLoss and kLossGradient of the output layer.
-enum Value { kInput, kBranch, kSum, kOutput, kLoss = kInput, kLossGradient = kBranch };
-constexpr int kValues = 4;
-constexpr int kParts = 4;  // of a layer: three kinds of sub-layers, and the norm that ends a stack
-constexpr int kStackEnd = 3;
-constexpr int kMostUses = 1000;  // of parameters in a layer
-constexpr double kBackward = 1e12, kNowhere = std::numeric_limits<double>::max();
-constexpr double kSeenByReceiver = 0.5;  // the rank that made a value knows better
+// Values of a sub-layer in the order of their computation, then those of the output layer, which
+// has no others. Only kOutput exists of a layer that is not in a stack.
+enum Value { kInput, kBranch, kSum, kOutput, kLoss, kLossGradient };
+enum Pass { kForward, kBackward, kNowhere };
+constexpr int kStackEnd = 3;  // the part of a layer after its three kinds of sub-layers
+
+// A place in a step. Places are ordered as one rank alone would come to them.
+struct StepPlace {
+  int pass = kNowhere;
+  int layer = 0;     // its position in the chain; backward: from the end of the chain
+  int part = 0;      // its kind of sub-layer, or kStackEnd; backward: its parameters from the last
+  int value = 0;     // Value; backward: 0
+  int received = 0;  // 1: seen by a rank that received it, since the one that made it knows better
+
+  static constexpr int kFields = 5;
+  std::array<double, kFields> Fields() const {
+    return {double(pass), double(layer), double(part), double(value), double(received)};
+  }
+  friend auto operator<=>(const StepPlace&, const StepPlace&) = default;
+};
 
 class FiniteProbe : public StageProbe {
  public:
@@ -43,7 +53,7 @@ class FiniteProbe : public StageProbe {
         model_(*context.model),
         whole_(Describe(model_.spec(), model_.capacity())) {}
 
-  double place() const { return place_; }
+  const StepPlace& place() const { return place_; }
   const NonFiniteRecord& record() const { return record_; }
 
   void AtEnter(const PassContext& pass, const SublayerView& view) override {
@@ -81,13 +91,10 @@ class FiniteProbe : public StageProbe {
 
   void TellLoss() {
     const Layer& output = whole_.layers.back();
-    Tell(PlaceOf(output.position, 0, kLoss), "forward", output.name, "loss");
+    Tell({kForward, output.position, 0, kLoss}, output.name, "loss");
   }
 
  private:
-  static double PlaceOf(int position, int part, int value) {
-    return static_cast<double>((position * kParts + part) * kValues + value);
-  }
   // Takes no memory of a device for residual values, as large as they may be.
   bool IsFinite(const at::Tensor& x) {
     if (x.scalar_type() != at::kFloat) return at::isfinite(x.to(at::kCPU)).all().item<bool>();
@@ -102,16 +109,16 @@ class FiniteProbe : public StageProbe {
     return IsFiniteIn(pass.rows->count, x_RD);
   }
 
-  void Tell(double place, const char* pass, const std::string& sublayer, const std::string& value) {
+  void Tell(const StepPlace& place, const std::string& sublayer, const std::string& value) {
     if (place >= place_) return;
     place_ = place;
-    record_.set_pass(pass);
+    record_.set_pass(place.pass == kForward ? "forward" : "backward");
     record_.set_sublayer(sublayer);
     record_.set_value(value);
   }
 
-  void Tell(const SublayerPlace& place, Value value, const char* name, double later = 0.0) {
-    Tell(PlaceOf(LayerOf(place).position, static_cast<int>(place.kind), value) + later, "forward",
+  void Tell(const SublayerPlace& place, Value value, const char* name, bool received = false) {
+    Tell({kForward, LayerOf(place).position, static_cast<int>(place.kind), value, received},
          LayerPrefix(place.stack, place.layer) + BaseName(place.kind), name);
   }
 
@@ -120,23 +127,23 @@ class FiniteProbe : public StageProbe {
     const int index = SublayerIndex(model_.spec(), place);
     if (index > 0) {
       const SublayerPlace before = SublayerAt(model_.spec(), index - 1);
-      if (before.stack == place.stack) return Tell(before, kOutput, "output", kSeenByReceiver);
+      if (before.stack == place.stack) return Tell(before, kOutput, "output", /*received=*/true);
     }
-    TellEnd(LayerOf(place).position - 1, kSeenByReceiver);
+    TellEnd(LayerOf(place).position - 1, /*received=*/true);
   }
 
   // Tells of the output of a layer.
-  void TellEnd(int position, double later = 0.0) {
+  void TellEnd(int position, bool received = false) {
     const Layer& layer = whole_.layers[static_cast<size_t>(position)];
     if (layer.stack < 0) {
-      return Tell(PlaceOf(position, 0, kOutput) + later, "forward", layer.name, "output");
+      return Tell({kForward, position, 0, kOutput, received}, layer.name, "output");
     }
     const int stack = StackOfKind(model_.spec(), layer.kind);
     const bool ends = layer.index + 1 == LayersOf(model_.spec(), stack);
     if (!ends || EndOf(model_.spec()) == StackEnd::kNothing) {
-      return Tell({stack, layer.index, SublayerKind::kFeedForward}, kOutput, "output", later);
+      return Tell({stack, layer.index, SublayerKind::kFeedForward}, kOutput, "output", received);
     }
-    Tell(PlaceOf(position, kStackEnd, kOutput) + later, "forward", StackName(stack) + kFinalNorm,
+    Tell({kForward, position, kStackEnd, kOutput, received}, StackName(stack) + kFinalNorm,
          "output");
   }
 
@@ -181,11 +188,10 @@ class FiniteProbe : public StageProbe {
   void TellGradient(const Layer& layer, const std::string& parameter, int in_layer) {
     const std::string value = absl::StrCat("gradient of ", parameter);
     if (layer.computes_loss) {
-      return Tell(PlaceOf(layer.position, 0, kLossGradient), "forward", layer.name, value);
+      return Tell({kForward, layer.position, 0, kLossGradient}, layer.name, value);
     }
     const int later = static_cast<int>(whole_.layers.size()) - layer.position;
-    Tell(kBackward + static_cast<double>(later * kMostUses - in_layer), "backward",
-         SublayerOf(layer, parameter), value);
+    Tell({kBackward, later, -in_layer}, SublayerOf(layer, parameter), value);
   }
 
   static std::string SublayerOf(const Layer& layer, const std::string& parameter) {
@@ -201,7 +207,7 @@ class FiniteProbe : public StageProbe {
   const Transformer& model_;
   const Inventory whole_;
   std::vector<double> sums_;  // of blocks, used again
-  double place_ = kNowhere;
+  StepPlace place_;
   NonFiniteRecord record_;
 };
 
@@ -223,20 +229,20 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
       losses.begin(), losses.end(), [](const LossSums& sums) { return std::isfinite(sums.loss); });
   if (!finite_losses) probe.TellLoss();
 
-  std::vector<double> places(static_cast<size_t>(world.size()));
-  places[static_cast<size_t>(world.rank())] = probe.place();
-  RETURN_IF_ERROR(Named(world.AllReduceSum(std::span(places), context.groups.all.limit),
+  std::vector<std::array<double, StepPlace::kFields>> places(static_cast<size_t>(world.size()));
+  places[static_cast<size_t>(world.rank())] = probe.place().Fields();
+  const std::span fields(places.front().data(), StepPlace::kFields * places.size());
+  RETURN_IF_ERROR(Named(world.AllReduceSum(fields, context.groups.all.limit),
                         "the place of a non-finite value"));
   const auto first = std::min_element(places.begin(), places.end());
   NonFiniteRecord record = probe.record();
   record.set_kind("non_finite");
   record.set_rank(world.rank());
   record.set_host(HostName());
-  ASSIGN_OR_RETURN(const std::string text,
-                   BroadcastText(world, ToBytes(record), static_cast<int>(first - places.begin())));
-  RETURN_IF_ERROR(ParseSent(text, record));
+  RETURN_IF_ERROR(BroadcastMessage(world, record, static_cast<int>(first - places.begin())));
   const bool finite = std::isfinite(result->loss) && std::isfinite(result->update.gradient_norm);
-  if (*first == kNowhere && !finite) {  // each part is finite, and their sum is not
+  if (first->front() == static_cast<double>(kNowhere) &&
+      !finite) {  // each part is finite, and their sum is not
     const bool of_losses = !std::isfinite(result->loss);
     record.set_pass(of_losses ? "forward" : "backward");
     record.set_value(of_losses ? "sum of losses" : "sum of gradients");

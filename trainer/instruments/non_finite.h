@@ -14,7 +14,7 @@
 namespace deepnet {
 
 // Computes the gradient of `step` once more, looking at every sub-layer in the forward passes of
-// all microbatches and at every gradient behind each backward pass. `batch` and `step` are those of
+// all microbatches and at every gradient after each backward pass. `batch` and `step` are those of
 // a step whose update was not made, so that weights and dropout, and with them all values, are what
 // they were. Changes nothing but the gradient, which every step clears.
 //

@@ -30,6 +30,7 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/resolve_run.h"
+#include "trainer/train_session.h"
 
 namespace deepnet {
 namespace {

@@ -126,8 +126,7 @@ TEST(ModelUpdate, APipelineComputesTheRowsOfOneRankBitForBit) {
     ASSIGN_OR_RETURN(const auto part, MakeRankContext(run, whole, plan, world));
     part->model->parameters().Initialize(3);
     part->model->Refresh();
-    ASSIGN_OR_RETURN(const auto probe,
-                     OutputProbe::Make(whole, plan, *part, x, absl::InfiniteDuration()));
+    ASSIGN_OR_RETURN(const auto probe, OutputProbe::Make(*part, x, absl::InfiniteDuration()));
     RETURN_IF_ERROR(probe->Rows(0).status());
     ASSIGN_OR_RETURN(OutputRows rows, probe->Rows(0));  // nothing is left of the first pass
     EXPECT_EQ(probe->has_output(), !rows.values.empty());

@@ -1,0 +1,42 @@
+// What a rank takes steps with, made of a run that ResolveRun has settled.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "parallel/base/file_system.h"
+#include "parallel/base/logging.h"
+#include "parallel/comm/communicator.h"
+#include "trainer/data/microbatch.h"
+#include "trainer/instruments/instruments.h"
+#include "trainer/rank_context.h"
+#include "trainer/resolve_run.h"
+#include "trainer/telemetry/event_file.h"
+#include "trainer/telemetry/metrics.h"
+#include "trainer/telemetry/report.h"
+
+namespace deepnet {
+
+struct TrainSession {
+  std::unique_ptr<RankContext> context;    // with weights
+  std::unique_ptr<BatchSource> batches;    // reads `resolved.corpus`
+  double steps_per_epoch = 0.0;            // of `batches`
+  std::unique_ptr<MetricsWriter> metrics;  // rank 0 only
+  std::unique_ptr<EventWriter> events;     // rank 0 only, with train.tensorboard
+  std::unique_ptr<StepReport> report;
+  std::unique_ptr<Instruments> instruments;
+};
+
+// Loads or draws the weights, checks that drawn ones agree with the theory
+// (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
+// tokenizer and languages into it), measures the product ceiling of this host, and logs what the
+// run is. A new run takes its weights from the checkpoint `init_from`, if that is not empty
+// (InitializeFrom); a resumed one ignores it. With `traced`, kernels can be traced. Collective over
+// `world`. `resolved` and `world` outlive the result.
+absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
+                                              const std::string& init_from, Communicator& world,
+                                              FileSystem& fs, Logger& log, bool traced = false);
+
+}  // namespace deepnet
