@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
@@ -24,6 +26,7 @@
 #include "parallel/base/philox.h"
 #include "parallel/base/statistics.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/planner.h"
@@ -54,13 +57,19 @@ constexpr Shape kShapes[] = {
     {"A", 6, 256, 1024, 4, 2000, 8000},         {"B", 18, 256, 1024, 4, 2000, 8000},
     {"C", 100, 64, 128, 2, 2000, 8000},         {"D", 500, 64, 128, 2, 500, 8000},
     {"paper", 500, 512, 2048, 8, 4096, 250002}, {"paper-100", 100, 512, 2048, 8, 4096, 250002}};
+constexpr char kBenchRun[] = R"(
+    seed: 1
+    model { residual: DEEPNORM max_positions: 1024 dropout: 0.1 layer_norm_epsilon: 1e-5 }
+    data { global_microbatches: 1 }
+    optim { schedule: CONSTANT learning_rate: 1e-4 beta1: 0.9 beta2: 0.98 epsilon: 1e-8
+            label_smoothing: 0.1 })";
 constexpr int kWarmUpSteps = 3;                          // of a GPU
 constexpr int kGraphWarmUpSteps = 6;                     // which are also recorded and compared
 constexpr double kMaxLength = 1 << 20;                   // of a sentence in it
 constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
-absl::StatusOr<std::vector<Microbatch>> MakeBatches(const StepBenchOptions& options,
+absl::StatusOr<std::vector<Microbatch>> MakeBatches(const BenchOptions& options,
                                                     const RunSpec& run) {
   const MicrobatchSpec& capacity = run.data().microbatch();
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
@@ -147,7 +156,7 @@ StepBatch BatchOf(const std::vector<Microbatch>& batches, const RunSpec& run, in
   return step;
 }
 
-absl::StatusOr<Measured> MeasureSteps(const StepBenchOptions& options, const RunSpec& run) {
+absl::StatusOr<Measured> MeasureSteps(const BenchOptions& options, const RunSpec& run) {
   ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run));
   SelfCommunicator alone;
   Measured measured;
@@ -193,21 +202,15 @@ std::string NameOf(const std::string& shape, const BenchSize& size) {
 }
 
 // Returns the run of a benchmark with its arithmetic decided, as a run of `train` would have it.
-absl::StatusOr<RunSpec> ResolvedRunOf(const std::string& shape, const BenchSize& size,
-                                      const ComputeSpec& compute, const std::string& device_model) {
-  ASSIGN_OR_RETURN(RunSpec run, BenchRun(shape, size));
-  run.mutable_cluster()->set_device_model(device_model);
+absl::StatusOr<RunSpec> RunOf(const BenchOptions& options) {
+  ASSIGN_OR_RETURN(RunSpec run, BenchRun(options.shape, options.size));
+  const std::string& device_model = options.device_model;
   if (!device_model.empty()) RETURN_IF_ERROR(FindDeviceModel(device_model).status());
-  *run.mutable_compute() = ResolveCompute(compute);
+  run.mutable_cluster()->set_device_model(device_model);
+  run.mutable_data()->set_global_microbatches(options.microbatches);
+  *run.mutable_compute() = ResolveCompute(options.compute);
   run.mutable_compute()->set_attention(ChooseAttention(run.model(), run.compute()));
   RETURN_IF_ERROR(CheckCompute(run.compute()));
-  return run;
-}
-
-absl::StatusOr<RunSpec> StepRunOf(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(RunSpec run, ResolvedRunOf(options.shape, options.size, options.compute,
-                                              options.device_model));
-  run.mutable_data()->set_global_microbatches(options.microbatches);
   return run;
 }
 
@@ -441,15 +444,6 @@ double SearchSeconds(const RunSpec& run, const BatchLimits& limits, FixedLengthS
   return seconds;
 }
 
-absl::Status CheckOptions(const DecodeBenchOptions& options) {
-  const auto bad = [](const char* flag) {
-    return ConfigError(absl::StrCat(flag, ": must be at least 1"));
-  };
-  if (options.sentences < 1) return bad("sentences");
-  if (options.beam_size < 1) return bad("beam");
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::string& file) {
@@ -481,51 +475,41 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
 }
 
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size) {
-  for (Shape s : kShapes) {
-    if (shape != s.name) continue;
-    if (size.layers > 0) s.layers = size.layers;
-    if (size.tokens > 0) s.target_tokens = size.tokens;
-    if (size.width > 0) {
-      s.ffn = s.ffn / s.width * size.width;
-      s.heads = std::max(1, s.heads * size.width / s.width);
-      s.width = size.width;
-    }
-    if (s.width % s.heads != 0) {
-      return ConfigError(
-          absl::StrCat("width: ", s.width, ": ", s.heads, " heads do not divide it"));
-    }
-    RunSpec run;
-    run.set_seed(1);
-    ModelSpec& model = *run.mutable_model();
-    model.set_encoder_layers(s.layers);
-    model.set_decoder_layers(s.layers);
-    model.set_d_model(s.width);
-    model.set_ffn_dim(s.ffn);
-    model.set_num_heads(s.heads);
-    model.set_residual(size.residual == RESIDUAL_UNSPECIFIED ? DEEPNORM : size.residual);
-    model.set_vocabulary_size(s.vocabulary);
-    model.set_max_positions(1024);
-    model.set_dropout(0.1);
-    model.set_layer_norm_epsilon(1e-5);
-    run.mutable_data()->set_global_microbatches(1);
-    run.mutable_data()->mutable_microbatch()->set_max_source_tokens(s.target_tokens);
-    run.mutable_data()->mutable_microbatch()->set_max_target_tokens(s.target_tokens);
-    run.mutable_data()->mutable_microbatch()->set_max_sentences(s.target_tokens / 4);
-    OptimSpec& optim = *run.mutable_optim();
-    optim.set_learning_rate(1e-4);
-    optim.set_schedule(CONSTANT);
-    optim.set_beta1(0.9);
-    optim.set_beta2(0.98);
-    optim.set_epsilon(1e-8);
-    optim.set_label_smoothing(0.1);
-    return run;
+  const auto found = std::ranges::find_if(kShapes, [&](const Shape& s) { return shape == s.name; });
+  if (found == std::end(kShapes)) {
+    return ConfigError(
+        absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100"));
   }
-  return ConfigError(
-      absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100"));
+  Shape s = *found;
+  if (size.layers > 0) s.layers = size.layers;
+  if (size.tokens > 0) s.target_tokens = size.tokens;
+  if (size.width > 0) {
+    s.ffn = s.ffn / s.width * size.width;
+    s.heads = std::max(1, s.heads * size.width / s.width);
+    s.width = size.width;
+  }
+  if (s.width % s.heads != 0) {
+    return ConfigError(absl::StrCat("width: ", s.width, ": ", s.heads, " heads do not divide it"));
+  }
+  RunSpec run;
+  DEEPNET_CHECK(ParseTextProto(kBenchRun, &run));
+  ModelSpec& model = *run.mutable_model();
+  model.set_encoder_layers(s.layers);
+  model.set_decoder_layers(s.layers);
+  model.set_d_model(s.width);
+  model.set_ffn_dim(s.ffn);
+  model.set_num_heads(s.heads);
+  if (size.residual != RESIDUAL_UNSPECIFIED) model.set_residual(size.residual);
+  model.set_vocabulary_size(s.vocabulary);
+  MicrobatchSpec& microbatch = *run.mutable_data()->mutable_microbatch();
+  microbatch.set_max_source_tokens(s.target_tokens);
+  microbatch.set_max_target_tokens(s.target_tokens);
+  microbatch.set_max_sentences(s.target_tokens / 4);
+  return run;
 }
 
-absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, StepRunOf(options));
+absl::StatusOr<BenchRecord> BenchStep(const BenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run, RunOf(options));
   ASSIGN_OR_RETURN(const Measured measured, MeasureSteps(options, run));
   const std::vector<double>& rates = measured.rates;
   ASSIGN_OR_RETURN(BenchRecord record,
@@ -545,8 +529,8 @@ absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options) {
   return record;
 }
 
-absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run, StepRunOf(options));
+absl::StatusOr<KernelsRecord> BenchKernels(const BenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run, RunOf(options));
   ASSIGN_OR_RETURN(const auto batches, MakeBatches(options, run));
   SelfCommunicator alone;
   ASSIGN_OR_RETURN(Trainee trainee, Trainee::Make(run, options.recompute, alone, /*traced=*/true));
@@ -596,9 +580,8 @@ absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options) {
   return record;
 }
 
-absl::StatusOr<ProductsRecord> BenchProducts(const ProductsBenchOptions& options) {
-  ASSIGN_OR_RETURN(const RunSpec run,
-                   ResolvedRunOf(options.shape, options.size, options.compute, ""));
+absl::StatusOr<ProductsRecord> BenchProducts(const BenchOptions& options) {
+  ASSIGN_OR_RETURN(const RunSpec run, RunOf(options));
   ProductsRecord record;
   record.set_name(absl::StrCat("products/", NameOf(options.shape, options.size)));
   ASSIGN_OR_RETURN(*record.mutable_device(), DeviceName(run));
@@ -644,11 +627,9 @@ absl::StatusOr<ProductsRecord> BenchProducts(const ProductsBenchOptions& options
   return record;
 }
 
-absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options) {
-  RETURN_IF_ERROR(CheckOptions(options));
+absl::StatusOr<BenchRecord> BenchDecode(const BenchOptions& options) {
   ASSIGN_OR_RETURN(auto lengths, ReadBenchLengths(options.lengths_file));
-  ASSIGN_OR_RETURN(RunSpec run,
-                   ResolvedRunOf("A", options.size, options.compute, options.device_model));
+  ASSIGN_OR_RETURN(RunSpec run, RunOf(options));
   const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
   lengths.resize(count);
   for (const auto& [source, target] : lengths) {

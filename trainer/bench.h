@@ -28,19 +28,24 @@ struct BenchSize {
   Residual residual = RESIDUAL_UNSPECIFIED;
 };
 
-struct StepBenchOptions {
+// What is measured, and how; each benchmark reads what it needs.
+struct BenchOptions {
   // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64; "paper" 500-500 and
-  // "paper-100" 100-100 d=512, with 250,002 pieces
+  // "paper-100" 100-100 d=512, with 250,002 pieces. Decoding is of "A".
   std::string shape;
   BenchSize size;
   std::string lengths_file;  // JSON: [[source, target], ...] tokens of real sentences
-  int steps = 8;             // timed, after one that is not
-  int microbatches = 1;      // of a step
   ComputeSpec compute;       // open fields are decided as for a run
   std::string device_model;  // as cluster.device_model, for MFU and rooflines; empty: the GPU's own
+  int steps = 8;             // timed, after one that is not
+  int microbatches = 1;      // of a step
   // The recompute level of all layers. Unless it is NONE, a twin that recomputes nothing takes each
   // step too, in turns, so that other load of the machine slows both alike.
   RecomputeChoice recompute;
+  int repeats = 50;      // of the fastest way to do a product, for its bits; >= 1
+  int sentences = 200;   // that are searched, the first of `lengths_file`; >= 1
+  int beam_size = 5;     // >= 1
+  int batch_tokens = 0;  // source tokens decoded together; 0: as `translate` does
 };
 
 // Returns the run of a shape: model, microbatch, Adam with smoothing 0.1 and dropout 0.1.
@@ -51,39 +56,22 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
 // first step (without the twin); with recomputation, how much longer its steps take than the
 // twin's. A step on a GPU ends when the device has done all of it. Sentences that are longer than a
 // microbatch are left out.
-absl::StatusOr<BenchRecord> BenchStep(const StepBenchOptions& options);
+absl::StatusOr<BenchRecord> BenchStep(const BenchOptions& options);
 
 // Takes the steps of BenchStep and reports the time of each kernel; on a CPU, of each function of
 // Ops. On a GPU also what the roofline (parallel/plan/roofline.h) predicts for a full microbatch,
 // without what is around the passes.
-absl::StatusOr<KernelsRecord> BenchKernels(const StepBenchOptions& options);
-
-struct ProductsBenchOptions {
-  std::string shape;  // as StepBenchOptions::shape
-  BenchSize size;
-  ComputeSpec compute;  // open fields are decided as for a run
-  int repeats = 50;     // of the fastest way to do a product, for its bits; >= 1
-};
+absl::StatusOr<KernelsRecord> BenchKernels(const BenchOptions& options);
 
 // Times the ways to do each matrix product of a full microbatch (TimeProduct in
 // trainer/kernels/compute.h). The work table (trainer/model/work.h) lists them, on a CPU too.
-absl::StatusOr<ProductsRecord> BenchProducts(const ProductsBenchOptions& options);
-
-struct DecodeBenchOptions {
-  BenchSize size;            // of shape "A"; tokens count nothing
-  std::string lengths_file;  // as StepBenchOptions::lengths_file
-  int sentences = 200;       // the first of that file; >= 1
-  int beam_size = 5;         // >= 1
-  int batch_tokens = 0;      // source tokens decoded together; 0: as `translate` does
-  ComputeSpec compute;       // open fields are decided as for a run
-  std::string device_model;  // as StepBenchOptions::device_model
-};
+absl::StatusOr<ProductsRecord> BenchProducts(const BenchOptions& options);
 
 // Beam search with a 6+6 model of width 256. Searches each sentence once, after a short search that
 // is not timed, and reports sentences per second, source and target tokens per second (</s>
 // counted), and the GFLOP/s of the products that a beam of full width needs. Weights and source ids
 // are random, so the model's own output is meaningless: each search is made to end at the length of
 // the pair's target.
-absl::StatusOr<BenchRecord> BenchDecode(const DecodeBenchOptions& options);
+absl::StatusOr<BenchRecord> BenchDecode(const BenchOptions& options);
 
 }  // namespace deepnet

@@ -53,24 +53,16 @@ class Diagnosis {
   void Run() {
     Same("program", "build", true,
          [](const DoctorRank& r) { return absl::StrCat(r.program(), " ", r.build()); });
-    Same("MPI", "version", true, [](const DoctorRank& r) { return r.mpi(); });
-    Same("CUDA", "version", true, [](const DoctorRank& r) { return r.cuda(); });
-    Same("NCCL", "version", true, [](const DoctorRank& r) { return r.nccl(); });
-    Same("device", "kind", false, [](const DoctorRank& r) { return r.device(); });
-    Same("CPU", "instructions", false, [](const DoctorRank& r) { return r.instructions(); });
-    Least(
-        "cores", kLess, [](const DoctorRank& r) { return double(r.cores()); },
-        [](double n) { return absl::StrCat(n); });
-    Least(
-        "memory", kLess, [](const DoctorRank& r) { return double(r.memory_bytes()); }, ByteText);
-    Least(
-        "GPU memory", kLess, [](const DoctorRank& r) { return double(r.device_memory_bytes()); },
-        ByteText);
-    Least(
-        "matrix products", kSlow, [](const DoctorRank& r) { return r.product_flops(); }, Flops);
-    Least(
-        "memory bandwidth", kSlow, [](const DoctorRank& r) { return r.memory_bytes_per_second(); },
-        Rate);
+    Same("MPI", "version", true, &DoctorRank::mpi);
+    Same("CUDA", "version", true, &DoctorRank::cuda);
+    Same("NCCL", "version", true, &DoctorRank::nccl);
+    Same("device", "kind", false, &DoctorRank::device);
+    Same("CPU", "instructions", false, &DoctorRank::instructions);
+    Least("cores", kLess, &DoctorRank::cores, [](double n) { return absl::StrCat(n); });
+    Least("memory", kLess, &DoctorRank::memory_bytes, ByteText);
+    Least("GPU memory", kLess, &DoctorRank::device_memory_bytes, ByteText);
+    Least("matrix products", kSlow, &DoctorRank::product_flops, Flops);
+    Least("memory bandwidth", kSlow, &DoctorRank::memory_bytes_per_second, Rate);
     Hosts();
     for (const DoctorRank& rank : report_.ranks()) {
       if (!rank.run_difference().empty()) {
@@ -299,11 +291,6 @@ void MergeChecks(DoctorReport& report) {
 }
 
 void Diagnose(const DoctorNeeds& needs, DoctorReport& report) { Diagnosis(needs, report).Run(); }
-
-bool HasFailures(const DoctorReport& report) {
-  return std::any_of(report.findings().begin(), report.findings().end(),
-                     [](const DoctorFinding& finding) { return finding.failure(); });
-}
 
 std::string DoctorTable(const DoctorReport& report) {
   std::string text;

@@ -24,9 +24,6 @@ void MergeChecks(DoctorReport& report);
 // the best of them), a link beside the median of those like it, a clock.
 void Diagnose(const DoctorNeeds& needs, DoctorReport& report);
 
-// Returns true if one of the findings is a failure.
-bool HasFailures(const DoctorReport& report);
-
 // Returns the report for people: a row a rank, a row a link, the checks and the findings.
 std::string DoctorTable(const DoctorReport& report);
 

@@ -18,11 +18,11 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/host.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/job_hosts.h"
 #include "parallel/comm/links.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
@@ -77,7 +77,7 @@ class Doctor {
     RETURN_IF_ERROR(Gather());
     if (SameBuilds()) {
       RETURN_IF_ERROR(CompareRuns());
-      if (SameRuns()) RETURN_IF_ERROR(Examine());
+      if (SameRuns()) RETURN_IF_ERROR(MeasureAndCheck());
     }
     if (mine_.device_memory_bytes() > 0) {
       RETURN_IF_ERROR(CatchErrors([] {
@@ -96,10 +96,11 @@ class Doctor {
 
   void DescribeRank();
   absl::Status Gather();
+  JobHosts Hosts() const;
   bool SameBuilds() const;
   absl::Status CompareRuns();
   bool SameRuns() const;
-  absl::Status Examine();
+  absl::Status MeasureAndCheck();
   absl::Status ExamineFolder();
   absl::Status DecideArithmetic();
   absl::Status ExamineDevice();
@@ -155,10 +156,18 @@ void Doctor::DescribeRank() {
 
 // Collective: report_.ranks become what all ranks know of themselves by now.
 absl::Status Doctor::Gather() {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherText(world_, ToBytes(mine_)));
-  report_.clear_ranks();
-  for (const std::string& text : all) RETURN_IF_ERROR(ParseSent(text, *report_.add_ranks()));
+  ASSIGN_OR_RETURN(const std::vector<DoctorRank> all, AllGatherMessages(world_, mine_));
+  report_.mutable_ranks()->Assign(all.begin(), all.end());
   return absl::OkStatus();
+}
+
+JobHosts Doctor::Hosts() const {
+  JobHosts hosts{.rank = world_.rank(), .names = {}, .cores = {}};
+  for (const DoctorRank& rank : report_.ranks()) {
+    hosts.names.push_back(rank.host());
+    hosts.cores.push_back(rank.cores_list());
+  }
+  return hosts;
 }
 
 bool Doctor::SameBuilds() const {
@@ -170,8 +179,7 @@ bool Doctor::SameBuilds() const {
 // Every rank compares its run with rank 0's. Collective.
 absl::Status Doctor::CompareRuns() {
   RunSpec first = run_;
-  ASSIGN_OR_RETURN(const std::string text, BroadcastText(world_, ToBytes(run_), 0));
-  RETURN_IF_ERROR(ParseSent(text, first));
+  RETURN_IF_ERROR(BroadcastMessage(world_, first, 0));
   google::protobuf::util::MessageDifferencer differencer;
   differencer.set_message_field_comparison(google::protobuf::util::MessageDifferencer::EQUIVALENT);
   // Hosts may differ in their cores.
@@ -190,7 +198,7 @@ bool Doctor::SameRuns() const {
                      [](const DoctorRank& rank) { return rank.run_difference().empty(); });
 }
 
-absl::Status Doctor::Examine() {
+absl::Status Doctor::MeasureAndCheck() {
   RETURN_IF_ERROR(ExamineFolder());
   RETURN_IF_ERROR(DecideArithmetic());
   RETURN_IF_ERROR(ExamineDevice());
@@ -245,20 +253,15 @@ absl::Status Doctor::ExamineFolder() {
 // As a run: rank 0 decides what is open, and every rank takes its share of its host's cores.
 absl::Status Doctor::DecideArithmetic() {
   ComputeSpec& compute = *run_.mutable_compute();
-  std::vector<std::string> lists;
-  for (const DoctorRank& rank : report_.ranks()) {
-    if (rank.host() == mine_.host()) lists.push_back(rank.cores_list());
-  }
-  const int threads = compute.threads_per_rank() > 0 ? compute.threads_per_rank()
-                                                     : ThreadsPerRank(lists, mine_.cores_list());
+  const int threads =
+      compute.threads_per_rank() > 0 ? compute.threads_per_rank() : Hosts().Threads();
   mine_.set_threads(threads);
   compute.set_threads_per_rank(threads);
   if (world_.rank() == 0) {
     compute = ResolveCompute(compute);
     if (options_.has_run) compute.set_attention(ChooseAttention(run_.model(), compute));
   }
-  ASSIGN_OR_RETURN(const std::string decided, BroadcastText(world_, ToBytes(compute), 0));
-  RETURN_IF_ERROR(ParseSent(decided, compute));
+  RETURN_IF_ERROR(BroadcastMessage(world_, compute, 0));
   compute.set_threads_per_rank(threads);
   AddFailure("arithmetic of rank 0", CatchErrors([&]() -> absl::Status {
                ASSIGN_OR_RETURN(ops_, MakeOps(compute));
@@ -334,17 +337,8 @@ absl::StatusOr<Plan> Doctor::PlanRun() {
   for (const Parameter& parameter : inventory.parameters) {
     needs_.folder_bytes += 2 * bytes * parameter.NumElements();
   }
-  ClusterSpec cluster = run_.cluster();
-  std::set<std::string> hosts;
-  for (const DoctorRank& rank : report_.ranks()) hosts.insert(rank.host());
-  if (cluster.nodes() == 0 && cluster.devices_per_node() == 0) {
-    const int nodes =
-        world_.size() % static_cast<int>(hosts.size()) == 0 ? static_cast<int>(hosts.size()) : 1;
-    cluster.set_nodes(nodes);
-    cluster.set_devices_per_node(world_.size() / nodes);
-  }
-  const int asked = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
-  if (asked != world_.size()) {
+  ClusterSpec cluster = WithNodes(run_.cluster(), Hosts().names);
+  if (const int asked = NumRanks(cluster); asked != world_.size()) {
     return absl::FailedPreconditionError(
         absl::StrCat("cluster asks for ", asked, " ranks, this job has ", world_.size()));
   }
@@ -410,7 +404,8 @@ absl::Status Doctor::ExamineLinks() {
     };
   }
   const std::vector<std::pair<int, int>> pairs = Neighbours();
-  RETURN_IF_ERROR(world_.Barrier(options_.limit * 6));  // whose kernels are slow is no cut link
+  RETURN_IF_ERROR(
+      world_.Barrier(options_.limit * 6));  // a rank that still computes is not a cut link
   RETURN_IF_ERROR(ConnectLinks(world_, pairs, options));
   ASSIGN_OR_RETURN(const std::vector<LinkCheck> checks, CheckMessages(world_, options));
   for (const LinkCheck& seen : checks) {

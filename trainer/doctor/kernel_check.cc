@@ -17,6 +17,7 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/native/adam.h"
+#include "trainer/model/pass.h"
 
 namespace deepnet {
 namespace {
@@ -96,12 +97,14 @@ class Bench {
     return reinterpret_cast<const T*>(held_.back().get());
   }
 
-  // A result: its first rows, or all of it.
-  void Give(const Tensor& x, int64_t rows) { results_.push_back(Home(x.narrow(0, 0, rows))); }
-  void Give(const Tensor& x) { results_.push_back(Home(x)); }
-  void Give(const std::vector<double>& x) {
-    results_.push_back(at::tensor(x, at::TensorOptions(at::kDouble)));
+  // Results: their first n() rows, or all of them.
+  void GiveRows(std::initializer_list<Tensor> all) {
+    for (const Tensor& x : all) results_.push_back(Home(FirstRows(n(), x)));
   }
+  void Give(std::initializer_list<Tensor> all) {
+    for (const Tensor& x : all) results_.push_back(Home(x));
+  }
+  void Give(const std::vector<double>& x) { results_.push_back(at::tensor(x, at::kDouble)); }
   const std::vector<Tensor>& results() const { return results_; }
 
   static DropoutSite Site(int site) {
@@ -152,8 +155,7 @@ void RunLinear(Bench& b) {
   const Tensor y = b.Operand({kRoom, kInner}, 0), wide = b.Residual({kRoom, kInner}, 0);
   b.ops().Linear(b.n(), x, *weight, bias, /*relu=*/true, y);
   b.ops().Linear(b.n(), x, *weight, {}, /*relu=*/false, wide);
-  b.Give(y, b.n());
-  b.Give(wide, b.n());
+  b.GiveRows({y, wide});
 }
 
 void RunLinearBackwardInput(Bench& b) {
@@ -163,16 +165,14 @@ void RunLinearBackwardInput(Bench& b) {
   const Tensor dx = b.Operand({kRoom, kWidth}, 0), sum = b.Residual({kRoom, kWidth}, 4);
   b.ops().LinearBackwardInput(b.n(), dy, *weight, output, /*accumulate=*/false, dx);
   b.ops().LinearBackwardInput(b.n(), dy, *weight, {}, /*accumulate=*/true, sum);
-  b.Give(dx, b.n());
-  b.Give(sum, b.n());
+  b.GiveRows({dx, sum});
 }
 
 void RunLinearBackwardWeight(Bench& b) {
   const Tensor dw = b.Residual({kInner, kWidth}, 1), dbias = b.Residual({kInner}, 2);
   b.ops().LinearBackwardWeight(b.n(), b.Operand({kRoom, kInner}, 3), b.Operand({kRoom, kWidth}, 4),
                                dw, dbias);
-  b.Give(dw);
-  b.Give(dbias);
+  b.Give({dw, dbias});
 }
 
 // A norm of a branch that is dropped and joins its stream, forward and, if asked, backward.
@@ -197,7 +197,7 @@ void RunNorm(Bench& b, bool centred, bool backward) {
   if (!backward) {
     const Tensor again = b.Operand({kRoom, kWidth}, 0);
     b.ops().NormOutput(b.n(), state, gain, bias, again);
-    for (const Tensor& x : {y, narrow, again, state.xhat_RD, state.rstd, mask}) b.Give(x, b.n());
+    b.GiveRows({y, narrow, again, state.xhat_RD, state.rstd, mask});
     return;
   }
   const Tensor dx = b.Residual({kRoom, kWidth}, 6), dbranch = b.Operand({kRoom, kWidth}, 0);
@@ -215,10 +215,8 @@ void RunNorm(Bench& b, bool centred, bool backward) {
                                 .dbranch_RD = dbranch,
                                 .dgain_D = dgain,
                                 .dbias_D = dbias});
-  b.Give(dx, b.n());
-  b.Give(dbranch, b.n());
-  b.Give(dgain);
-  b.Give(dbias);
+  b.GiveRows({dx, dbranch});
+  b.Give({dgain, dbias});
 }
 
 void RunAddBranch(Bench& b) {
@@ -227,7 +225,7 @@ void RunAddBranch(Bench& b) {
   const DropoutSite site = Bench::Site(kSiteSelfAttention);
   b.ops().AddBranch(b.n(), x, b.Operand({kRoom, kWidth}, 2), site, &b.target(), mask);
   b.ops().AddBranchBackward(b.n(), b.Residual({kRoom, kWidth}, 3), site.rate, mask, dbranch);
-  for (const Tensor& result : {x, dbranch, mask}) b.Give(result, b.n());
+  b.GiveRows({x, dbranch, mask});
 }
 
 void RunScaleShift(Bench& b) {
@@ -244,10 +242,8 @@ void RunScaleShift(Bench& b) {
                               .dx_RD = dx,
                               .dscale_G = dscale,
                               .dshift_1 = dshift});
-  b.Give(y, b.n());
-  b.Give(dx, b.n());
-  b.Give(dscale);
-  b.Give(dshift);
+  b.GiveRows({y, dx});
+  b.Give({dscale, dshift});
 }
 
 // Attention of a sentence to itself, or of the target to the source.
@@ -273,10 +269,9 @@ void RunAttentionOf(Bench& b, bool self, double rate) {
   args.dv_RD = b.Operand({kRoom, kWidth}, 0);
   b.ops().Attention(args.forward);
   b.ops().AttentionBackward(args);
-  b.Give(args.forward.context_RD, b.n());
-  b.Give(args.dq_RD, b.n());
-  b.Give(args.dk_RD, args.forward.keys->count);
-  b.Give(args.dv_RD, args.forward.keys->count);
+  b.GiveRows({args.forward.context_RD, args.dq_RD});
+  const int64_t keys = args.forward.keys->count;
+  b.Give({FirstRows(keys, args.dk_RD), FirstRows(keys, args.dv_RD)});
 }
 
 void RunDecodeAttention(Bench& b) {
@@ -294,7 +289,7 @@ void RunDecodeAttention(Bench& b) {
                            .lengths = b.Array(lengths),
                            .heads = kHeads,
                            .context_RD = context});
-  b.Give(context);
+  b.Give({context});
 }
 
 void RunRelu(Bench& b) {
@@ -308,8 +303,8 @@ void RunRelu(Bench& b) {
     b.ops().ReluBackward(b.n(), x, both);
     b.ops().LinearBackwardWeight(b.n(), both, x, b.Residual({kInner, kInner}, 5), dbias);
   }
-  for (const Tensor& result : {x, dx, both}) b.Give(result, b.n());
-  b.Give(dbias);
+  b.GiveRows({x, dx, both});
+  b.Give({dbias});
 }
 
 void RunGelu(Bench& b) {
@@ -317,8 +312,7 @@ void RunGelu(Bench& b) {
   const Tensor dpre = b.Operand({kRoom, kInner}, 0);
   b.ops().Gelu(b.n(), pre, h);
   b.ops().GeluBackward(b.n(), pre, b.Operand({kRoom, kInner}, 2), dpre);
-  b.Give(h, b.n());
-  b.Give(dpre, b.n());
+  b.GiveRows({h, dpre});
 }
 
 void RunDropout(Bench& b) {
@@ -327,7 +321,7 @@ void RunDropout(Bench& b) {
   const DropoutSite site = Bench::Site(kSiteActivation);
   b.ops().Dropout(b.n(), site, b.target(), x, mask);
   b.ops().DropoutBackward(b.n(), site.rate, mask, dx);
-  for (const Tensor& result : {x, dx, mask}) b.Give(result, b.n());
+  b.GiveRows({x, dx, mask});
 }
 
 void RunEmbed(Bench& b) {
@@ -351,9 +345,8 @@ void RunEmbed(Bench& b) {
                          .mask = mask,
                          .dtable_VD = dtable,
                          .dpositions_PD = dpositions});
-  for (const Tensor& result : {x, narrow, mask}) b.Give(result, b.n());
-  b.Give(dtable);
-  b.Give(dpositions);
+  b.GiveRows({x, narrow, mask});
+  b.Give({dtable, dpositions});
 }
 
 void RunCrossEntropy(Bench& b) {
@@ -377,8 +370,8 @@ void RunCrossEntropy(Bench& b) {
   b.ops().session().ReadBack();
   b.Give({sums.loss, sums.nll});
   b.Give(std::vector<double>(nlls.begin(), nlls.end()));
-  b.Give(dhidden, b.n());
-  b.Give(dweight);
+  b.GiveRows({dhidden});
+  b.Give({dweight});
 }
 
 // Log-probabilities, of two models on average, and the best tokens of each row; ids are compared
@@ -401,7 +394,7 @@ void RunChoice(Bench& b) {
                                 .k = kBest,
                                 .chosen = chosen.data()});
   b.ops().session().ReadBack();
-  b.Give(logits);
+  b.Give({logits});
   std::vector<double> scores;
   const Tensor tokens = at::empty({kBest * kRows}, at::kByte);
   for (size_t i = 0; i < chosen.size(); ++i) {
@@ -409,7 +402,7 @@ void RunChoice(Bench& b) {
     tokens.data_ptr<uint8_t>()[i] = static_cast<uint8_t>(chosen[i].token);
   }
   b.Give(scores);
-  b.Give(tokens);
+  b.Give({tokens});
 }
 
 void RunAdam(Bench& b) {
@@ -426,7 +419,7 @@ void RunAdam(Bench& b) {
                   .gradient_scale = 0.5,
                   .step = 3,
                   .fairseq_epsilon = fairseq});
-    for (const Tensor& result : {weights, moment1, moment2}) b.Give(result);
+    b.Give({weights, moment1, moment2});
   }
 }
 
@@ -445,9 +438,9 @@ void RunElements(Bench& b) {
   b.ops().Scale(b.n(), scaled, 1.7);
   b.ops().Add(sum, x);
   b.ops().Copy(b.n(), x, narrow);
-  b.Give(scaled, b.n());
-  b.Give(sum);
-  b.Give(narrow, b.n());
+  b.GiveRows({scaled});
+  b.Give({sum});
+  b.GiveRows({narrow});
 }
 
 void RunAddScaled(Bench& b) {
@@ -461,9 +454,8 @@ void RunAddScaled(Bench& b) {
                              .factor_1 = factor,
                              .dx_RD = dx,
                              .dfactor_1 = dfactor});
-  b.Give(y, b.n());
-  b.Give(dx, b.n());
-  b.Give(dfactor);
+  b.GiveRows({y, dx});
+  b.Give({dfactor});
 }
 
 constexpr Operation kOperations[] = {
@@ -560,7 +552,7 @@ double SecondsOf(Ops& ops, const std::function<void()>& call) {
 
 // The most rows of floats that are copied, far more than caches hold: of 512 MiB on a GPU, where
 // two such buffers, and all smaller ones that LibTorch keeps, take at most half of what is free.
-int64_t MostRows(int64_t columns, int64_t free_gpu_bytes) {
+int64_t MaxRows(int64_t columns, int64_t free_gpu_bytes) {
   const int64_t row_bytes = 4 * columns;
   if (free_gpu_bytes == 0) return (int64_t{256} << 20) / row_bytes;
   return std::min((int64_t{512} << 20) / row_bytes, free_gpu_bytes / 8 / row_bytes);
@@ -604,7 +596,7 @@ std::vector<DoctorCheck> CompareAttention(const AttentionResults& flash,
 
 Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::Status()>& barrier) {
   constexpr int64_t kLargest = 8192, kColumns = 1024;
-  const int64_t most_rows = MostRows(kColumns, free_gpu_bytes);
+  const int64_t max_rows = MaxRows(kColumns, free_gpu_bytes);
   Rates rates;
   for (int64_t size = 128;; size *= 2) {
     const Tensor master = at::zeros({size, size}, ops.ResidualOptions());
@@ -626,7 +618,7 @@ Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::S
     const Tensor x = at::zeros({rows, kColumns}, ops.ResidualOptions());
     const Tensor y = at::zeros({rows, kColumns}, ops.ResidualOptions());
     const auto call = [&] { ops.Copy(rows, x, y); };
-    if (SecondsOf(ops, call) < kSecondsPerCall && 2 * rows <= most_rows) continue;
+    if (SecondsOf(ops, call) < kSecondsPerCall && 2 * rows <= max_rows) continue;
     if (rates.status.ok()) rates.status = barrier();
     rates.copied_bytes = 2.0 * static_cast<double>(rows * kColumns * 4) * CallsPerSecond(ops, call);
     break;

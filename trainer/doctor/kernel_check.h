@@ -1,4 +1,4 @@
-// Every operation of an Ops beside the reference in float64, on the same numbers.
+// Compares every operation of an Ops with the reference in float64, on the same numbers.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 namespace deepnet {
 
 // Runs each operation of `ops`, whose operands have `operand`, forward and backward, on some rows
-// of packed sentences, beside the plain LibTorch of MakeAtenOps in float64, whose arguments are
+// of packed sentences, and the plain LibTorch of MakeAtenOps in float64, whose arguments are
 // rounded alike. An error is the largest difference of any result over the largest number expected
 // in it; masks and chosen tokens must be equal. Exceptions become failures of their operation.
 // `beat` is called after each.

@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/base/text_proto.h"
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/schedule_generators.h"
@@ -24,12 +26,20 @@ namespace {
 constexpr int kSteps = 2;
 constexpr int kGraphSteps = 6;  // graphs of both microbatches are made in some, and used in others
 constexpr int kMicrobatchesPerStage = 2;
-constexpr int kVocabulary = 61;
+constexpr int kVocabulary = 61;  // of kTiny
+
+constexpr char kTiny[] = R"(
+    seed: 9
+    model { d_model: 32 ffn_dim: 48 num_heads: 2 residual: DEEPNORM vocabulary_size: 61
+            max_positions: 32 layer_norm_epsilon: 1e-5 dropout: 0.1 }
+    data { microbatch { max_target_tokens: 16 max_sentences: 4 } }
+    optim { schedule: CONSTANT learning_rate: 1e-2 beta1: 0.9 beta2: 0.98 epsilon: 1e-8
+            clip_norm: 1 label_smoothing: 0.1 })";
 
 // The run that is trained: `run` with a tiny model and few microbatches.
 RunSpec TinyRun(const RunSpec& run) {
   RunSpec tiny;
-  tiny.set_seed(9);
+  DEEPNET_CHECK(ParseTextProto(kTiny, &tiny));
   *tiny.mutable_compute() = run.compute();
   *tiny.mutable_parallel() = run.parallel();
   tiny.mutable_parallel()->set_gradient_sum(STRICT);
@@ -38,40 +48,20 @@ RunSpec TinyRun(const RunSpec& run) {
   const int chunks = stages * std::max(1, run.parallel().virtual_pipeline_size());
   const int layers = std::max(2, (chunks + 1) / 2);
   ModelSpec& model = *tiny.mutable_model();
-  model.set_architecture(run.model().architecture());
-  const bool both = model.architecture() == ENCODER_DECODER;
-  if (both || model.architecture() == ENCODER_ONLY)
-    model.set_encoder_layers(both ? layers : 2 * layers);
-  if (both || model.architecture() == DECODER_ONLY)
-    model.set_decoder_layers(both ? layers : 2 * layers);
-  model.set_d_model(32);
-  model.set_ffn_dim(48);
-  model.set_num_heads(2);
-  model.set_residual(DEEPNORM);
-  model.set_vocabulary_size(kVocabulary);
-  model.set_max_positions(32);
-  model.set_layer_norm_epsilon(1e-5);
+  const Architecture architecture = run.model().architecture();
+  const bool both = architecture == ENCODER_DECODER;
+  model.set_architecture(architecture);
+  model.set_encoder_layers(both ? layers : architecture == ENCODER_ONLY ? 2 * layers : 0);
+  model.set_decoder_layers(both ? layers : architecture == DECODER_ONLY ? 2 * layers : 0);
   model.set_tied_embeddings(run.model().tied_embeddings());
-  model.set_dropout(0.1);
   // LibTorch's attention drops no weights.
   if (run.compute().attention() != FLASH) model.set_attention_dropout(0.1);
-  MicrobatchSpec& capacity = *tiny.mutable_data()->mutable_microbatch();
-  capacity.set_max_source_tokens(both ? 20 : 0);
-  capacity.set_max_target_tokens(16);
-  capacity.set_max_sentences(4);
+  tiny.mutable_data()->mutable_microbatch()->set_max_source_tokens(both ? 20 : 0);
   // A schedule that a user wrote is for as many as the run has.
   const bool named = FindScheduleKind(run.parallel().schedule()) != nullptr;
   tiny.mutable_data()->set_global_microbatches(named ? replicas * stages * kMicrobatchesPerStage
                                                      : run.data().global_microbatches());
-  OptimSpec& optim = *tiny.mutable_optim();
-  optim.set_virtual_replicas(replicas);
-  optim.set_schedule(CONSTANT);
-  optim.set_learning_rate(1e-2);
-  optim.set_beta1(0.9);
-  optim.set_beta2(0.98);
-  optim.set_epsilon(1e-8);
-  optim.set_clip_norm(1.0);
-  optim.set_label_smoothing(0.1);
+  tiny.mutable_optim()->set_virtual_replicas(replicas);
   return tiny;
 }
 
