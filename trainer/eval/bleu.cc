@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <numeric>
 #include <unordered_map>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 
 #include "parallel/base/check.h"
 
@@ -19,18 +18,7 @@ constexpr int32_t kNone = -1;  // fills an n-gram below order 4
 
 using Ngram = std::array<int32_t, kBleuOrder>;
 
-struct NgramHash {
-  size_t operator()(const Ngram& ngram) const {
-    uint64_t hash = 0;
-    for (const int32_t token : ngram) {
-      hash = (hash ^ static_cast<uint32_t>(token)) * 0x9E3779B97F4A7C15u;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-};
-
-using NgramCounts = std::unordered_map<Ngram, int64_t, NgramHash>;
+using NgramCounts = absl::flat_hash_map<Ngram, int64_t>;
 using Numbering = std::unordered_map<std::string, int32_t>;
 
 std::vector<int32_t> Number(std::span<const std::string> tokens, Numbering& numbering) {
@@ -61,37 +49,25 @@ double BrevityPenalty(const BleuCounts& counts) {
                           static_cast<double>(counts.hypothesis_tokens));
 }
 
-}  // namespace
-
-BleuCounts& BleuCounts::operator+=(const BleuCounts& other) {
-  for (int n = 0; n < kBleuOrder; ++n) {
-    correct[n] += other.correct[n];
-    total[n] += other.total[n];
-  }
-  hypothesis_tokens += other.hypothesis_tokens;
-  reference_tokens += other.reference_tokens;
-  return *this;
-}
-
-BleuCounts CountBleu(std::span<const std::string> hypothesis,
-                     std::span<const std::string> reference) {
-  BleuCounts counts;
-  counts.hypothesis_tokens = static_cast<int64_t>(hypothesis.size());
-  counts.reference_tokens = static_cast<int64_t>(reference.size());
+// Adds the counts of one segment.
+void AddCounts(std::span<const std::string> hypothesis, std::span<const std::string> reference,
+               BleuCounts* counts) {
+  counts->hypothesis_tokens += std::ssize(hypothesis);
+  counts->reference_tokens += std::ssize(reference);
   Numbering numbering;
   const std::vector<int32_t> hypothesis_tokens = Number(hypothesis, numbering);
   const std::vector<int32_t> reference_tokens = Number(reference, numbering);
   for (int n = 0; n < kBleuOrder; ++n) {
     const NgramCounts in_reference = CountNgrams(reference_tokens, n + 1);
     for (const auto& [ngram, count] : CountNgrams(hypothesis_tokens, n + 1)) {
-      counts.total[n] += count;
+      counts->total[n] += count;
       const auto match = in_reference.find(ngram);
-      if (match != in_reference.end()) counts.correct[n] += std::min(count, match->second);
+      if (match != in_reference.end()) counts->correct[n] += std::min(count, match->second);
     }
   }
-  return counts;
 }
 
+// Returns the score of summed counts.
 BleuScore ScoreBleu(const BleuCounts& counts) {
   BleuScore score;
   score.counts = counts;
@@ -118,12 +94,14 @@ BleuScore ScoreBleu(const BleuCounts& counts) {
   return score;
 }
 
+}  // namespace
+
 BleuScore CorpusBleu(std::span<const std::string> hypotheses,
                      std::span<const std::string> references, const BleuTokenizer& tokenizer) {
   DEEPNET_CHECK_EQ(hypotheses.size(), references.size());
   BleuCounts counts;
   for (size_t i = 0; i < hypotheses.size(); ++i) {
-    counts += CountBleu(tokenizer.tokenize(hypotheses[i]), tokenizer.tokenize(references[i]));
+    AddCounts(tokenizer.tokenize(hypotheses[i]), tokenizer.tokenize(references[i]), &counts);
   }
   return ScoreBleu(counts);
 }
@@ -131,18 +109,6 @@ BleuScore CorpusBleu(std::span<const std::string> hypotheses,
 std::string BleuSignature(const BleuTokenizer& tokenizer) {
   return absl::StrCat("nrefs:1|case:mixed|eff:no|tok:", tokenizer.name,
                       "|smooth:exp|version:", kSacreBleuVersion);
-}
-
-std::string ToString(const BleuScore& score) {
-  const BleuCounts& counts = score.counts;
-  const double ratio = counts.reference_tokens == 0
-                           ? 0.0
-                           : static_cast<double>(counts.hypothesis_tokens) /
-                                 static_cast<double>(counts.reference_tokens);
-  return absl::StrFormat(
-      "%.2f %.1f/%.1f/%.1f/%.1f (BP = %.3f ratio = %.3f hyp_len = %d ref_len = %d)", score.score,
-      score.precisions[0], score.precisions[1], score.precisions[2], score.precisions[3],
-      score.brevity_penalty, ratio, counts.hypothesis_tokens, counts.reference_tokens);
 }
 
 }  // namespace deepnet

@@ -3,17 +3,14 @@
 // same libm.
 //
 // Example:
-//   const BleuTokenizer tokenizer = Make13aTokenizer();
-//   const BleuScore score = CorpusBleu(hypotheses, references, tokenizer);
-//   std::cout << ToString(score);
-//   // 46.78 71.0/49.3/40.0/34.2 (BP = 1.000 ratio = 1.051 hyp_len = 9512 ref_len = 9053)
+//   ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer("13a"));
+//   CorpusBleu(hypotheses, references, tokenizer).score;  // 46.78...
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "trainer/eval/tokenizers.h"
 
@@ -24,15 +21,12 @@ inline constexpr int kBleuOrder = 4;
 // The sacreBLEU release whose scores tests compare with, and which signatures name.
 inline constexpr char kSacreBleuVersion[] = "2.6.0";
 
-// Counts of some segments, sufficient for BLEU. Sums of segments' counts are the corpus's counts.
+// Counts of all segments.
 struct BleuCounts {
   std::array<int64_t, kBleuOrder> correct{};  // n-grams of the hypothesis also in the reference
   std::array<int64_t, kBleuOrder> total{};    // n-grams of the hypothesis
   int64_t hypothesis_tokens = 0;
   int64_t reference_tokens = 0;
-
-  BleuCounts& operator+=(const BleuCounts& other);
-  friend bool operator==(const BleuCounts&, const BleuCounts&) = default;
 };
 
 struct BleuScore {
@@ -42,21 +36,11 @@ struct BleuScore {
   BleuCounts counts;
 };
 
-// Counts of one segment.
-BleuCounts CountBleu(std::span<const std::string> hypothesis,
-                     std::span<const std::string> reference);
-
-// Score of summed counts.
-BleuScore ScoreBleu(const BleuCounts& counts);
-
 // Score of `hypotheses` against `references` (as many; checked), both untokenized.
 BleuScore CorpusBleu(std::span<const std::string> hypotheses,
                      std::span<const std::string> references, const BleuTokenizer& tokenizer);
 
 // "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 std::string BleuSignature(const BleuTokenizer& tokenizer);
-
-// Score and details with sacreBLEU's digits, as in the example above.
-std::string ToString(const BleuScore& score);
 
 }  // namespace deepnet

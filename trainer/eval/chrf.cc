@@ -2,7 +2,9 @@
 #include "trainer/eval/chrf.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <array>
+#include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "absl/numeric/int128.h"
@@ -15,7 +17,15 @@
 namespace deepnet {
 namespace {
 
+constexpr int kChrfOrder = 6;
 constexpr int kCodePointBits = 21;
+
+// Counts of all segments.
+struct ChrfCounts {
+  std::array<int64_t, kChrfOrder> hypothesis{};  // n-grams; none where the reference has none
+  std::array<int64_t, kChrfOrder> reference{};   // n-grams
+  std::array<int64_t, kChrfOrder> match{};       // n-grams in both
+};
 
 std::u32string WithoutSpace(std::string_view text) {
   std::u32string code_points = DecodeUtf8(text);
@@ -54,29 +64,17 @@ int64_t CountCommon(std::span<const absl::uint128> a, std::span<const absl::uint
   return common;
 }
 
-}  // namespace
-
-ChrfCounts& ChrfCounts::operator+=(const ChrfCounts& other) {
-  for (int n = 0; n < kChrfOrder; ++n) {
-    hypothesis[n] += other.hypothesis[n];
-    reference[n] += other.reference[n];
-    match[n] += other.match[n];
-  }
-  return *this;
-}
-
-ChrfCounts CountChrf(std::string_view hypothesis, std::string_view reference) {
+// Adds the counts of one segment, UTF-8.
+void AddCounts(std::string_view hypothesis, std::string_view reference, ChrfCounts* counts) {
   const std::u32string hypothesis_text = WithoutSpace(hypothesis);
   const std::u32string reference_text = WithoutSpace(reference);
-  ChrfCounts counts;
   for (int n = 0; n < kChrfOrder; ++n) {
     const std::vector<absl::uint128> of_hypothesis = SortedNgrams(hypothesis_text, n + 1);
     const std::vector<absl::uint128> of_reference = SortedNgrams(reference_text, n + 1);
-    counts.reference[n] = static_cast<int64_t>(of_reference.size());
-    counts.hypothesis[n] = of_reference.empty() ? 0 : static_cast<int64_t>(of_hypothesis.size());
-    counts.match[n] = CountCommon(of_hypothesis, of_reference);
+    counts->reference[n] += std::ssize(of_reference);
+    counts->hypothesis[n] += of_reference.empty() ? 0 : std::ssize(of_hypothesis);
+    counts->match[n] += CountCommon(of_hypothesis, of_reference);
   }
-  return counts;
 }
 
 double ScoreChrf(const ChrfCounts& counts) {
@@ -96,11 +94,13 @@ double ScoreChrf(const ChrfCounts& counts) {
   return 100 * (numerator / (kBetaSquared * precision + recall));
 }
 
+}  // namespace
+
 double CorpusChrf(std::span<const std::string> hypotheses,
                   std::span<const std::string> references) {
   DEEPNET_CHECK_EQ(hypotheses.size(), references.size());
   ChrfCounts counts;
-  for (size_t i = 0; i < hypotheses.size(); ++i) counts += CountChrf(hypotheses[i], references[i]);
+  for (size_t i = 0; i < hypotheses.size(); ++i) AddCounts(hypotheses[i], references[i], &counts);
   return ScoreChrf(counts);
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -12,7 +11,7 @@
 namespace deepnet {
 namespace {
 
-constexpr size_t kMostNamed = 4;
+constexpr size_t kMaxNamed = 4;
 
 struct Layout {
   int name_width = 9;
@@ -67,21 +66,6 @@ std::string MeanRow(const Layout& layout, const EvalRecord& record, const std::s
   return Row(layout, absl::StrCat(name, " ", mean.direction()), mean);
 }
 
-class Mean {
- public:
-  void Add(bool exists, double value) {
-    if (!exists) return;
-    sum_ += value;
-    ++count_;
-  }
-  bool exists() const { return count_ > 0; }
-  double value() const { return sum_ / count_; }
-
- private:
-  double sum_ = 0.0;
-  int count_ = 0;
-};
-
 }  // namespace
 
 bool AnyDirection(const std::string& /*name*/) { return true; }
@@ -90,23 +74,29 @@ bool IsFromEnglish(const std::string& name) { return absl::StartsWith(name, "en-
 
 DirectionScore MeanScore(const EvalRecord& record,
                          const std::function<bool(const std::string&)>& belongs) {
+  std::vector<const DirectionScore*> scores;
   DirectionScore mean;
-  Mean bleu, chrf, spbleu, nll;
-  int count = 0;
   for (const DirectionScore& score : record.directions()) {
     if (!belongs(score.direction())) continue;
-    ++count;
-    bleu.Add(score.has_bleu(), score.bleu());
-    chrf.Add(score.has_chrf(), score.chrf());
-    spbleu.Add(score.has_spbleu(), score.spbleu());
-    nll.Add(score.has_nll(), score.nll());
+    scores.push_back(&score);
     mean.set_sentences(mean.sentences() + score.sentences());
   }
-  mean.set_direction(absl::StrCat("(", count, ")"));
-  if (bleu.exists()) mean.set_bleu(bleu.value());
-  if (chrf.exists()) mean.set_chrf(chrf.value());
-  if (spbleu.exists()) mean.set_spbleu(spbleu.value());
-  if (nll.exists()) mean.set_nll(nll.value());
+  mean.set_direction(absl::StrCat("(", scores.size(), ")"));
+  const auto set_mean = [&](auto has, auto get, auto set) {
+    double sum = 0.0;
+    int count = 0;
+    for (const DirectionScore* score : scores) {
+      if (!(score->*has)()) continue;
+      sum += (score->*get)();
+      ++count;
+    }
+    if (count > 0) (mean.*set)(sum / count);
+  };
+  using Score = DirectionScore;
+  set_mean(&Score::has_bleu, &Score::bleu, &Score::set_bleu);
+  set_mean(&Score::has_chrf, &Score::chrf, &Score::set_chrf);
+  set_mean(&Score::has_spbleu, &Score::spbleu, &Score::set_spbleu);
+  set_mean(&Score::has_nll, &Score::nll, &Score::set_nll);
   return mean;
 }
 
@@ -122,12 +112,12 @@ std::string TooLongText(const EvalRecord& record) {
   std::string text =
       "pairs that are too long for the model have no nll, and the beginning of their source is "
       "translated:";
-  for (size_t i = 0; i < std::min(kMostNamed, cut.size()); ++i) {
+  for (size_t i = 0; i < std::min(kMaxNamed, cut.size()); ++i) {
     absl::StrAppend(&text, i == 0 ? " " : ", ", cut[i]->direction(), " ", cut[i]->too_long(),
                     " of ", cut[i]->sentences(), cut[i]->has_nll() ? "" : " (no nll)");
   }
-  if (cut.size() > kMostNamed) {
-    absl::StrAppend(&text, " and ", cut.size() - kMostNamed, " more directions");
+  if (cut.size() > kMaxNamed) {
+    absl::StrAppend(&text, " and ", cut.size() - kMaxNamed, " more directions");
   }
   return text;
 }

@@ -4,7 +4,7 @@
 // and where "any other character" is copied, copying its nearest byte leaves the rest in place).
 #include "trainer/eval/tokenizers.h"
 
-#include <cstdint>
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -34,13 +34,7 @@ bool IsPeriodOrComma(char c) { return c == '.' || c == ','; }
 std::string SpaceAroundMarks(std::string_view in) {
   std::string out;
   for (const char c : in) {
-    if (!IsSeparate(c)) {
-      out += c;
-      continue;
-    }
-    out += ' ';
-    out += c;
-    out += ' ';
+    out += IsSeparate(c) ? std::string{' ', c, ' '} : std::string{c};
   }
   return out;
 }
@@ -104,8 +98,7 @@ std::vector<std::string> Tokenize13a(std::string_view segment) {
 // writes '\u20000' to '\u2a6d6', which Python reads as U+2000 '0' to U+2A6D '6', a comparison of
 // strings that every code point from U+2001 to U+2A6D passes. The real extension B is not covered.
 struct Range {
-  char32_t first;
-  char32_t last;
+  char32_t first, last;
 };
 constexpr Range kChineseRanges[] = {
     {0x2001, 0x2A6D},  // general punctuation up to mathematical operators, by mistake
@@ -125,22 +118,14 @@ constexpr Range kChineseRanges[] = {
 };
 
 bool IsChinese(char32_t c) {
-  for (const Range& range : kChineseRanges) {
-    if (c >= range.first && c <= range.last) return true;
-  }
-  return false;
+  return std::ranges::any_of(kChineseRanges,
+                             [c](const Range& r) { return r.first <= c && c <= r.last; });
 }
 
 std::vector<std::string> TokenizeZh(std::string_view segment) {
   std::u32string line;
   for (const char32_t c : DecodeUtf8(StripSpace(segment))) {
-    if (IsChinese(c)) {
-      line += U' ';
-      line += c;
-      line += U' ';
-    } else {
-      line += c;
-    }
+    line += IsChinese(c) ? std::u32string{U' ', c, U' '} : std::u32string{c};
   }
   return TokenizeMarks(EncodeUtf8(line));
 }
@@ -164,14 +149,6 @@ std::vector<std::string> TokenizePieces(const SentencePieces& model, std::string
 
 }  // namespace
 
-BleuTokenizer Make13aTokenizer() { return {"13a", Tokenize13a}; }
-
-BleuTokenizer MakeZhTokenizer() { return {"zh", TokenizeZh}; }
-
-BleuTokenizer MakeCharTokenizer() { return {"char", TokenizeChar}; }
-
-BleuTokenizer MakeNoneTokenizer() { return {"none", SplitOnSpace}; }
-
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name) {
   const auto bytes = ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
@@ -191,10 +168,10 @@ absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& mode
 }
 
 absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name) {
-  if (name == "13a") return Make13aTokenizer();
-  if (name == "zh") return MakeZhTokenizer();
-  if (name == "char") return MakeCharTokenizer();
-  if (name == "none") return MakeNoneTokenizer();
+  if (name == "13a") return BleuTokenizer{"13a", Tokenize13a};
+  if (name == "zh") return BleuTokenizer{"zh", TokenizeZh};
+  if (name == "char") return BleuTokenizer{"char", TokenizeChar};
+  if (name == "none") return BleuTokenizer{"none", SplitOnSpace};
   return absl::InvalidArgumentError(
       absl::StrCat("tokenizer '", std::string(name), "' is not known: 13a, zh, char or none"));
 }

@@ -2,7 +2,7 @@
 // token.
 //
 // Example:
-//   const BleuTokenizer tokenizer = Make13aTokenizer();
+//   ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer("13a"));
 //   tokenizer.tokenize("It costs $5.50, doesn't it?");
 //   // It costs $ 5.50 , doesn't it ?
 #pragma once
@@ -23,25 +23,17 @@ struct BleuTokenizer {
   std::function<std::vector<std::string>(std::string_view segment)> tokenize;
 };
 
-// "13a": mteval-v13a.pl's rules, WMT's default. Made for languages that put spaces between words.
-BleuTokenizer Make13aTokenizer();
-
-// "zh": every Chinese character is a token; the rest by the rules of 13a.
-BleuTokenizer MakeZhTokenizer();
-
-// "char": every code point that is not white space is a token.
-BleuTokenizer MakeCharTokenizer();
-
-// "none": tokens are what stands between white space.
-BleuTokenizer MakeNoneTokenizer();
-
 // SentencePiece's pieces: spBLEU. `name` enters the signature: "flores101" or "flores200" for those
 // models, as in sacreBLEU. Error: kData naming the file when it is not a SentencePiece model,
 // kBadConfig when it is no file.
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
                                                          const std::string& name = "spm");
 
-// By name, of the first four. Error: InvalidArgument naming what there is.
+// Returns one of sacreBLEU's by name. Fails with InvalidArgument naming what there is.
+//   13a   mteval-v13a.pl's rules, WMT's default; for languages that put spaces between words
+//   zh    every Chinese character is a token; the rest by the rules of 13a
+//   char  every code point that is not white space is a token
+//   none  tokens are what stands between white space
 absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name);
 
 // The tokenizer for a target language tag ("de", "zh_CN", "pt-BR"): zh for Chinese; char for

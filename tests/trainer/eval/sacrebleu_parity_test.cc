@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include <gtest/gtest.h>
@@ -54,6 +55,19 @@ std::map<std::string, Texts> ReadGroups() {
     }
   }
   return groups;
+}
+
+// Returns score and details with sacreBLEU's digits.
+std::string ToString(const BleuScore& score) {
+  const BleuCounts& counts = score.counts;
+  const double ratio = counts.reference_tokens == 0
+                           ? 0.0
+                           : static_cast<double>(counts.hypothesis_tokens) /
+                                 static_cast<double>(counts.reference_tokens);
+  return absl::StrFormat(
+      "%.2f %.1f/%.1f/%.1f/%.1f (BP = %.3f ratio = %.3f hyp_len = %d ref_len = %d)", score.score,
+      score.precisions[0], score.precisions[1], score.precisions[2], score.precisions[3],
+      score.brevity_penalty, ratio, counts.hypothesis_tokens, counts.reference_tokens);
 }
 
 // A row of corpus.tsv: group, metric, score, signature, printed form, and for BLEU: brevity
@@ -122,7 +136,7 @@ TEST(SacreBleuParity, EverySentenceAloneHasTheSameChrf) {
 }
 
 TEST(Bleu, OfNothingIsZero) {
-  const BleuScore score = CorpusBleu({}, {}, Make13aTokenizer());
+  const BleuScore score = CorpusBleu({}, {}, TokenizerCalled("13a"));
   EXPECT_EQ(score.score, 0.0);
   EXPECT_EQ(ToString(score),
             "0.00 0.0/0.0/0.0/0.0 (BP = 1.000 ratio = 0.000 hyp_len = 0 ref_len = 0)");

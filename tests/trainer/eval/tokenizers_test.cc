@@ -16,29 +16,29 @@ std::string Joined(const BleuTokenizer& tokenizer, std::string_view segment) {
 }
 
 TEST(Tokenizer13a, SeparatesMarksButKeepsNumbersAndApostrophes) {
-  const BleuTokenizer tokenizer = Make13aTokenizer();
+  const BleuTokenizer tokenizer = *MakeTokenizer("13a");
   EXPECT_EQ(Joined(tokenizer, "It costs $5.50, doesn't it?"), "It costs $ 5.50 , doesn't it ?");
   EXPECT_EQ(Joined(tokenizer, "1,234.5 and .5 and 5. End."), "1,234.5 and . 5 and 5 . End .");
   EXPECT_EQ(Joined(tokenizer, "1990-1995 well-known"), "1990 - 1995 well-known");
 }
 
 TEST(Tokenizer13a, UndoesEntitiesInOrder) {
-  EXPECT_EQ(Joined(Make13aTokenizer(), "&lt;b&gt; &quot;x&quot; &amp;lt;"), "< b > \" x \" <");
+  EXPECT_EQ(Joined(*MakeTokenizer("13a"), "&lt;b&gt; &quot;x&quot; &amp;lt;"), "< b > \" x \" <");
 }
 
 TEST(Tokenizer13a, JoinsLinesThatEndInADashAndDropsSkipped) {
-  EXPECT_EQ(Joined(Make13aTokenizer(), "inter-\nnational\nlaw <skipped>"), "international law");
+  EXPECT_EQ(Joined(*MakeTokenizer("13a"), "inter-\nnational\nlaw <skipped>"), "international law");
 }
 
 TEST(TokenizerZh, SeparatesChineseCharactersAndWhatSacreBleuTakesForThem) {
-  EXPECT_EQ(Joined(MakeZhTokenizer(), "人人生而自由 in 1948,是。"),
+  EXPECT_EQ(Joined(*MakeTokenizer("zh"), "人人生而自由 in 1948,是。"),
             "人 人 生 而 自 由 in 1948 , 是 。");
-  EXPECT_EQ(Joined(MakeZhTokenizer(), "a–b “c”"), "a – b “ c ”");
-  EXPECT_EQ(Joined(MakeZhTokenizer(), "\U00020000\U00020001"), "\U00020000\U00020001");
+  EXPECT_EQ(Joined(*MakeTokenizer("zh"), "a–b “c”"), "a – b “ c ”");
+  EXPECT_EQ(Joined(*MakeTokenizer("zh"), "\U00020000\U00020001"), "\U00020000\U00020001");
 }
 
 TEST(TokenizerChar, DropsEveryKindOfSpace) {
-  EXPECT_EQ(Joined(MakeCharTokenizer(), "ab\u00a0c\u3000ไทย"), "a b c ไ ท ย");
+  EXPECT_EQ(Joined(*MakeTokenizer("char"), "ab\u00a0c\u3000ไทย"), "a b c ไ ท ย");
 }
 
 TEST(TokenizerNames, FollowTheTargetLanguage) {
