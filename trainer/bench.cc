@@ -415,7 +415,7 @@ std::vector<int32_t> RandomSource(uint64_t seed, int sentence, int tokens, int64
     source.push_back(kFirstPiece + static_cast<int32_t>(
                                        block[0] % static_cast<uint32_t>(vocabulary - kFirstPiece)));
   }
-  source.push_back(SpecialId::kEnd);
+  source.push_back(kEos);
   return source;
 }
 

@@ -19,7 +19,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/decode/search.h"
-#include "trainer/decode/text_codec.h"
 #include "trainer/decode/text_stream.h"
 #include "trainer/decode/translator.h"
 
@@ -85,7 +84,7 @@ absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
   const int32_t source_tag = tag("from");
   const int32_t target_tag = tag("to");
   RETURN_IF_ERROR(BadConfig(mistakes));
-  return MakeTagFrame(style, source_tag, target_tag);
+  return MakeTagFrame({style, source_tag, target_tag});
 }
 
 absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const BatchLimits& limits,
@@ -277,8 +276,9 @@ absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocab
   RETURN_IF_ERROR(AgreeOnStatus(world, world.rank() == 0 ? input.Open() : absl::OkStatus()));
   ASSIGN_OR_RETURN(
       const ScoreStreamReport report,
-      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary), tags,
-                  {.max_positions = run.model().max_positions(), .world = &world}, line.out));
+      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary),
+                  {.tags = tags, .max_positions = run.model().max_positions(), .world = &world},
+                  line.out));
   if (world.rank() != 0) return absl::OkStatus();
 
   Logger log({.stream = &line.err});

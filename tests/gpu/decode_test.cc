@@ -76,7 +76,7 @@ std::vector<Ids> Sentences(int count, uint32_t longest, uint32_t seed) {
   for (int i = 0; i < count; ++i) {
     Ids& ids = sentences.emplace_back(random() % longest);
     for (int32_t& id : ids) id = static_cast<int32_t>(4 + random() % (kVocabulary - 4));
-    ids.push_back(SpecialId::kEnd);
+    ids.push_back(kEos);
   }
   return sentences;
 }
@@ -106,7 +106,7 @@ Results Use(Scorer& scorer, PairScorer& pair_scorer) {
                             .nbest = 3,
                             .sampling_temperature = 1.2,
                             .sampling_cuts = {.top_k = 30, .top_p = 0.87, .epsilon = 0.021}});
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   const std::vector<Ids> targets = Sentences(6, 11, 9);
   for (int i = 0; i < 6; ++i) pairs.push_back({sources[i], targets[i]});
   results.log_probabilities = pair_scorer.LogProbabilities(pairs);

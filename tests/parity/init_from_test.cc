@@ -192,7 +192,7 @@ TEST_F(InitFromTest, RunsOfOneVocabularyScoreTogetherAsAnEnsemble) {
     ASSERT_TRUE(one.ok()) << one.status();
     found.push_back(*std::move(one));
   }
-  const std::vector<IdPair> pairs = {{{5, 2}, {2}}, {{7, 9, 8, 2}, {11}}, {{6, 2}, {4}}};
+  const std::vector<EncodedPair> pairs = {{{5, 2}, {2}}, {{7, 9, 8, 2}, {11}}, {{6, 2}, {4}}};
   const auto scores = [&](std::span<const FoundModel> models) {
     const auto loaded = LoadEnsemble(models);
     EXPECT_TRUE(loaded.ok()) << loaded.status();

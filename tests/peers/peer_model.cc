@@ -38,7 +38,7 @@ std::vector<int32_t> ReadIds(std::istream& line) {
 
 void WriteLogProbs(Scorer& scorer, const Case& one, std::ostream& out) {
   const std::unique_ptr<DecoderState> state = scorer.Start({&one.source, 1});
-  std::vector<int32_t> fed = {SpecialId::kEnd};
+  std::vector<int32_t> fed = {kEos};
   fed.insert(fed.end(), one.forced.begin(), one.forced.end());
   fed.insert(fed.end(), one.target.begin(), one.target.end());
   for (const int32_t token : fed) {

@@ -9,15 +9,15 @@ namespace {
 
 // A hypothesis while it grows: the tokens fed so far, the first </s> included.
 struct Path {
-  std::vector<int32_t> history{SpecialId::kEnd};
+  std::vector<int32_t> history{kEos};
   double log_prob = 0.0;
 
   int num_tokens() const { return static_cast<int>(history.size()) - 1; }
 };
 
 bool MayFollow(const Path& path, int32_t token, const SearchOptions& options) {
-  if (token == SpecialId::kEnd) return path.num_tokens() >= options.min_tokens;
-  if (token == SpecialId::kBegin || token == SpecialId::kPadding) return false;
+  if (token == kEos) return path.num_tokens() >= options.min_tokens;
+  if (token == kBos || token == kPad) return false;
   if (path.num_tokens() >= options.max_tokens) return false;
   return std::find(options.forbidden.begin(), options.forbidden.end(), token) ==
          options.forbidden.end();
@@ -37,9 +37,7 @@ std::vector<Path> Continuations(const TableScorer& scorer, const std::vector<int
   return continuations;
 }
 
-bool Ended(const Path& path) {
-  return path.history.size() > 1 && path.history.back() == SpecialId::kEnd;
-}
+bool Ended(const Path& path) { return path.history.size() > 1 && path.history.back() == kEos; }
 
 Hypothesis ToHypothesis(const Path& ended, const SearchOptions& options) {
   const double length = static_cast<double>(ended.history.size() - 1);

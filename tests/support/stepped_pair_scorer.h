@@ -15,10 +15,10 @@ class SteppedPairScorer : public PairScorer {
   explicit SteppedPairScorer(Scorer& scorer, int max_rows = 64)
       : scorer_(scorer), max_rows_(max_rows) {}
 
-  std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+  std::vector<double> LogProbabilities(std::span<const EncodedPair> pairs) override;
 
  private:
-  void ScoreBatch(std::span<const IdPair> pairs, double* log_probabilities);
+  void ScoreBatch(std::span<const EncodedPair> pairs, double* log_probabilities);
 
   Scorer& scorer_;
   const int max_rows_;

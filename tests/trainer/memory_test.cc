@@ -373,7 +373,7 @@ TEST(DecodingMemory, ABatchTakesNoMoreThanWasCounted) {
   SearchBatch batch;
   for (int i = 0; i < sentences; ++i) {
     batch.sources.emplace_back(250 / sentences, 4 + i);
-    batch.sources.back().back() = SpecialId::kEnd;
+    batch.sources.back().back() = kEos;
   }
   ModelScorer scorer(model);
   TensorMemory memory("cpu");

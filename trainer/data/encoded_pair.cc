@@ -22,18 +22,33 @@ int32_t Replacement(int32_t piece, const MaskingRule& rule, const PhiloxBlock& w
 
 }  // namespace
 
+TagFrame MakeTagFrame(const DirectionTags& tags) {
+  if (tags.style == NO_TAGS) return {};
+  if (tags.style == M2M) return {.source = {tags.source}, .target = {tags.target}};
+  DEEPNET_CHECK_EQ(tags.style, TARGET_TAG_ON_SOURCE);
+  return {.source = {tags.target}, .target = {}};
+}
+
+std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int32_t> pieces,
+                              int max_ids) {
+  const size_t frame = tags.size() + 1;
+  DEEPNET_CHECK(max_ids <= 0 || frame < static_cast<size_t>(max_ids)) << "max_ids = " << max_ids;
+  if (max_ids > 0 && frame + pieces.size() > static_cast<size_t>(max_ids)) {
+    pieces = pieces.first(static_cast<size_t>(max_ids) - frame);
+  }
+  std::vector<int32_t> ids;
+  ids.reserve(frame + pieces.size());
+  ids.insert(ids.end(), tags.begin(), tags.end());
+  ids.insert(ids.end(), pieces.begin(), pieces.end());
+  ids.push_back(kEos);
+  return ids;
+}
+
 EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> source_pieces,
                        std::span<const int32_t> target_pieces) {
-  EncodedPair pair;
-  pair.source.reserve(source_pieces.size() + 2);
-  if (tags.style != NO_TAGS) pair.source.push_back(tags.style == M2M ? tags.source : tags.target);
-  pair.source.insert(pair.source.end(), source_pieces.begin(), source_pieces.end());
-  pair.source.push_back(kEos);
-  pair.labels.reserve(target_pieces.size() + 2);
-  if (tags.style == M2M) pair.labels.push_back(tags.target);
-  pair.labels.insert(pair.labels.end(), target_pieces.begin(), target_pieces.end());
-  pair.labels.push_back(kEos);
-  return pair;
+  const TagFrame frame = MakeTagFrame(tags);
+  return {.source = FrameIds(frame.source, source_pieces),
+          .labels = FrameIds(frame.target, target_pieces)};
 }
 
 EncodedPair EncodeTargetSide(const DirectionTags& tags, std::span<const int32_t> target_pieces) {

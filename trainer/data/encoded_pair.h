@@ -41,6 +41,8 @@ struct EncodedPair {
   // Input of the positions with labels; empty: </s> and all labels but the last, as a decoder that
   // translates has it.
   std::vector<int32_t> input = {};
+
+  friend bool operator==(const EncodedPair&, const EncodedPair&) = default;
 };
 
 // Tags of one direction, as Vocabulary::TagId gives them.
@@ -49,6 +51,21 @@ struct DirectionTags {
   int32_t source = 0;  // id of __src__
   int32_t target = 0;  // id of __tgt__
 };
+
+// The tags of a direction, on the sides where its TagStyle puts them.
+struct TagFrame {
+  std::vector<int32_t> source;  // before the source's pieces
+  std::vector<int32_t> target;  // before the target's pieces: forced, never searched
+
+  friend bool operator==(const TagFrame&, const TagFrame&) = default;
+};
+
+TagFrame MakeTagFrame(const DirectionTags& tags);
+
+// Returns the tags, `pieces` and </s>. With `max_ids` > 0 the last pieces are cut off, so that the
+// result has at most max_ids ids.
+std::vector<int32_t> FrameIds(std::span<const int32_t> tags, std::span<const int32_t> pieces,
+                              int max_ids = 0);
 
 // Encodes a pair for ENCODER_DECODER.
 EncodedPair EncodePair(const DirectionTags& tags, std::span<const int32_t> source_pieces,

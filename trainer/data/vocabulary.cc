@@ -12,7 +12,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
@@ -27,10 +26,9 @@ constexpr int64_t kMaxLanguagesBytes = int64_t{1} << 20;
 int32_t SpecialId(const SentencePieces& pieces, int id) {
   if (pieces.IsUnknown(id)) return kUnk;
   if (!pieces.IsControl(id)) return -1;
-  const std::string piece = pieces.Piece(id);
-  if (piece == "<s>") return kBos;
-  if (piece == "<pad>") return kPad;
-  if (piece == "</s>") return kEos;
+  for (const int32_t special : {kBos, kPad, kEos}) {
+    if (pieces.Piece(id) == kSpecialPieces[special]) return special;
+  }
   return -1;
 }
 
@@ -65,8 +63,7 @@ absl::StatusOr<Vocabulary> Vocabulary::Open(const std::string& model_file,
   if (!bytes.ok()) return WithPrefix("the tokenizer model", bytes.status());
   absl::StatusOr<Vocabulary> vocabulary = FromBytes(*bytes, std::move(languages));
   if (vocabulary.ok()) return vocabulary;
-  return absl::Status(vocabulary.status().code(),
-                      absl::StrCat(model_file, ": ", vocabulary.status().message()));
+  return WithPrefix(model_file, vocabulary.status());
 }
 
 absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
@@ -152,8 +149,7 @@ std::vector<int32_t> Vocabulary::TagIds() const {
 std::string Vocabulary::Piece(int32_t id) const {
   DEEPNET_CHECK(0 <= id && id < size_) << "token " << id << " of " << size_;
   if (id >= first_tag()) return Tag(languages_[id - first_tag()]);
-  static constexpr const char* kSpecials[] = {"<s>", "<pad>", "</s>", "<unk>"};
-  if (id < kFirstPiece) return kSpecials[id];
+  if (id < kFirstPiece) return kSpecialPieces[id];
   return pieces_->Piece(to_model_[id]);
 }
 

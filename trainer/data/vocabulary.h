@@ -25,11 +25,12 @@
 
 namespace deepnet {
 
-inline constexpr int32_t kBos = 0;
-inline constexpr int32_t kPad = 1;
-inline constexpr int32_t kEos = 2;
+inline constexpr int32_t kBos = 0;  // never fed, never emitted
+inline constexpr int32_t kPad = 1;  // likewise
+inline constexpr int32_t kEos = 2;  // ends a sentence; the first token a decoder is fed
 inline constexpr int32_t kUnk = 3;
 inline constexpr int32_t kFirstPiece = 4;
+inline constexpr const char* kSpecialPieces[] = {"<s>", "<pad>", "</s>", "<unk>"};
 
 // Returns the languages that a run's languages.txt lists, a line each. Fails naming the file, also
 // where a line is no tag (IsLanguageTag).

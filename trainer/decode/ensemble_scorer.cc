@@ -8,18 +8,6 @@
 #include "parallel/base/check.h"
 
 namespace deepnet {
-namespace {
-
-// Returns the first `rows` rows of `buffer`, which grows where it must.
-at::Tensor RowsOf(at::Tensor& buffer, int64_t rows, int64_t vocabulary, Ops& ops) {
-  if (!buffer.defined() || buffer.size(0) < rows) {
-    buffer = at::Tensor();
-    buffer = at::empty({rows, vocabulary}, ops.ResidualOptions());
-  }
-  return buffer.narrow(0, 0, rows);
-}
-
-}  // namespace
 
 struct EnsembleScorer::State : public DecoderState {
   int num_rows() const override { return members.front()->num_rows(); }
@@ -54,8 +42,8 @@ void EnsembleScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
   const int64_t rows = std::ssize(tokens);
   at::Tensor average_RV, member_RV;  // undefined: nothing is chosen
   if (choices.count > 0) {
-    average_RV = RowsOf(average_RV_, rows, vocabulary_size(), ops_);
-    member_RV = RowsOf(member_RV_, rows, vocabulary_size(), ops_);
+    average_RV = FirstRows(average_RV_, rows, vocabulary_size(), ops_);
+    member_RV = FirstRows(member_RV_, rows, vocabulary_size(), ops_);
   }
   for (size_t i = 0; i < members_.size(); ++i) {
     members_[i]->StepLogProbs(*state.members[i], tokens, i == 0 ? average_RV : member_RV);
@@ -88,7 +76,7 @@ EnsemblePairScorer::EnsemblePairScorer(std::span<Transformer* const> models) {
   }
 }
 
-std::vector<double> EnsemblePairScorer::LogProbabilities(std::span<const IdPair> pairs) {
+std::vector<double> EnsemblePairScorer::LogProbabilities(std::span<const EncodedPair> pairs) {
   std::vector<std::vector<std::vector<float>>> nll;  // of each member, pair, target token
   for (const auto& member : members_) nll.push_back(member->TokenNll(pairs));
   const double n = static_cast<double>(members_.size());

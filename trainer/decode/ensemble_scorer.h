@@ -46,7 +46,7 @@ class EnsemblePairScorer : public PairScorer {
   // As above.
   explicit EnsemblePairScorer(std::span<Transformer* const> models);
 
-  std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+  std::vector<double> LogProbabilities(std::span<const EncodedPair> pairs) override;
 
  private:
   std::vector<std::unique_ptr<ModelPairScorer>> members_;

@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
-#include "trainer/data/batcher.h"
 #include "trainer/decode/batch_limits.h"
 
 namespace deepnet {
@@ -50,6 +49,14 @@ int DecoderLayers(const Transformer& model) {
 
 }  // namespace
 
+at::Tensor FirstRows(at::Tensor& buffer, int64_t rows, int64_t width, Ops& ops) {
+  if (!buffer.defined() || buffer.size(0) < rows) {
+    buffer = at::Tensor();
+    buffer = at::empty({rows, width}, ops.ResidualOptions());
+  }
+  return buffer.narrow(0, 0, rows);
+}
+
 void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
                 Activations& kept, float* token_nll) {
   const int64_t sources = pass.rows.source.count, targets = pass.rows.target.count;
@@ -92,7 +99,7 @@ struct ModelScorer::State : public DecoderState {
       entries = std::move(moved);
       stride = wider;
     }
-    void Take(std::span<const int32_t> parents) {
+    void Reorder(std::span<const int32_t> parents) {
       std::vector<int32_t> moved(parents.size() * stride);
       for (size_t r = 0; r < parents.size(); ++r) {
         std::copy_n(entries.begin() + parents[r] * stride, stride, moved.begin() + r * stride);
@@ -184,8 +191,8 @@ void ModelScorer::EncodeSlice(const MicrobatchRows& sent) {
 
 void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
   auto& state = static_cast<State&>(decoder_state);
-  state.self.Take(parents);
-  state.cross.Take(parents);
+  state.self.Reorder(parents);
+  state.cross.Reorder(parents);
   std::vector<int32_t> lengths;
   for (const int32_t parent : parents) lengths.push_back(state.source_lengths[parent]);
   state.source_lengths = std::move(lengths);
@@ -216,7 +223,8 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
     const int64_t count = std::min(capacity, rows - begin);
     int64_t end = first;
     while (end < choices.count && choices.choices[end].row < begin + count) ++end;
-    const at::Tensor logits_RV = end > first ? Logits(count) : at::Tensor();
+    const at::Tensor logits_RV =
+        end > first ? FirstRows(logits_RV_, count, vocabulary_size(), ops) : at::Tensor();
     StepSlice(state, sent, begin, count, logits_RV);
     if (end == first) continue;
     ops.LogSoftmax(count, logits_RV);
@@ -316,14 +324,6 @@ ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int3
   return sent;
 }
 
-at::Tensor ModelScorer::Logits(int64_t rows) {
-  if (!logits_RV_.defined() || logits_RV_.size(0) < rows) {
-    logits_RV_ = at::Tensor();
-    logits_RV_ = at::empty({rows, vocabulary_size()}, model_.ops().ResidualOptions());
-  }
-  return logits_RV_.narrow(0, 0, rows);
-}
-
 void ModelScorer::StepSlice(State& state, const StepArrays& sent, int64_t begin, int64_t count,
                             const at::Tensor& logits_RV) {
   const at::Tensor& target_RD = kept_->values.target_RD;
@@ -360,7 +360,7 @@ ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
       computed_(std::move(computed)),
       kept_(model.MakeActivations(/*shared=*/true)) {}
 
-std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pairs) {
+std::vector<double> ModelPairScorer::LogProbabilities(std::span<const EncodedPair> pairs) {
   std::vector<double> result;
   for (const std::vector<float>& tokens : TokenNll(pairs)) {
     double sum = 0.0;
@@ -370,7 +370,7 @@ std::vector<double> ModelPairScorer::LogProbabilities(std::span<const IdPair> pa
   return result;
 }
 
-std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const IdPair> pairs) {
+std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const EncodedPair> pairs) {
   const MicrobatchSpec& spec = model_.capacity();
   const Capacity capacity{spec.max_source_tokens(), spec.max_target_tokens(), spec.max_sentences()};
   std::vector<std::vector<float>> result;
@@ -379,12 +379,11 @@ std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const IdPair
     MicrobatchBuilder builder(capacity);
     size_t end = begin;
     for (; end < pairs.size(); ++end) {
-      const EncodedPair pair{pairs[end].source, pairs[end].target, pairs[end].input};
-      if (!builder.HasRoom(pair)) break;
-      builder.Add(static_cast<uint32_t>(end - begin), pair);
+      if (!builder.HasRoom(pairs[end])) break;
+      builder.Add(static_cast<uint32_t>(end - begin), pairs[end]);
     }
     DEEPNET_CHECK(end > begin) << "a pair of " << pairs[begin].source.size() << " and "
-                               << pairs[begin].target.size() << " tokens exceeds the capacity";
+                               << pairs[begin].labels.size() << " tokens exceeds the capacity";
     const Microbatch mb = std::move(builder).Build();
     Forward(mb, token_nll.data());
     for (int s = 0; s < mb.num_sentences; ++s) {

@@ -30,6 +30,9 @@ namespace deepnet {
 void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
                 Activations& kept, float* token_nll);
 
+// Returns the first `rows` rows of `buffer` (residual), which is made anew where it is too small.
+at::Tensor FirstRows(at::Tensor& buffer, int64_t rows, int64_t width, Ops& ops);
+
 class ModelScorer : public Scorer {
  public:
   // `model` has current working copies (Refresh) and, like `link`, outlives this. Without a link
@@ -58,7 +61,6 @@ class ModelScorer : public Scorer {
                       const native::TokenChoices& choices);
   void StepSlice(State& state, const StepArrays& sent, int64_t begin, int64_t count,
                  const at::Tensor& logits_RV);
-  at::Tensor Logits(int64_t rows);
 
   Transformer& model_;
   PipelineLink* const link_;
@@ -77,10 +79,10 @@ class ModelPairScorer : public PairScorer {
                            std::function<void()> computed = {});
 
   // Zeros on ranks without the output layer.
-  std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+  std::vector<double> LogProbabilities(std::span<const EncodedPair> pairs) override;
 
-  // The terms of these sums, negated: result[i][t] belongs to pairs[i].target[t].
-  std::vector<std::vector<float>> TokenNll(std::span<const IdPair> pairs);
+  // The terms of these sums, negated: result[i][t] belongs to pairs[i].labels[t].
+  std::vector<std::vector<float>> TokenNll(std::span<const EncodedPair> pairs);
 
  private:
   void Forward(const Microbatch& microbatch, float* token_nll);

@@ -110,19 +110,20 @@ std::vector<int32_t> PipelineLink::ReceiveCommand() {
   return command;
 }
 
+void PipelineLink::AwaitOldestSend() {
+  Await(*sends_.front().transfer, limits_.rows, sends_.front().what);
+  if (status_.ok()) sends_.pop_front();
+}
+
 absl::Status PipelineLink::Finish() {
-  while (status_.ok() && !sends_.empty()) {
-    Await(*sends_.front().transfer, limits_.rows, sends_.front().what);
-    if (status_.ok()) sends_.pop_front();
-  }
+  while (status_.ok() && !sends_.empty()) AwaitOldestSend();
   return status_;
 }
 
 void PipelineLink::Send(const at::Tensor& data, int peer, int tag, const std::string& what) {
   while (status_.ok() && !sends_.empty() &&
          (sends_.size() >= kMaxSends || sends_.front().transfer->Done())) {
-    Await(*sends_.front().transfer, limits_.rows, sends_.front().what);
-    if (status_.ok()) sends_.pop_front();
+    AwaitOldestSend();
   }
   if (!status_.ok()) return;
   Sending& sending = sends_.emplace_back();

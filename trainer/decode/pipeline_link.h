@@ -93,6 +93,7 @@ class PipelineLink {
                    const std::string& what);
   void Receive(void* data, int64_t bytes, int peer, int tag, absl::Duration limit,
                const std::string& what);
+  void AwaitOldestSend();
   void Await(Transfer& transfer, absl::Duration limit, const std::string& what);
   void Fail(const absl::Status& status, absl::Duration limit, const std::string& what);
 

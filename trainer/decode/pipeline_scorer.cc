@@ -52,19 +52,19 @@ IdLists UnpackLists(std::span<const int32_t> packed) {
   return lists;
 }
 
-std::vector<int32_t> PackPairs(std::span<const IdPair> pairs) {
+std::vector<int32_t> PackPairs(std::span<const EncodedPair> pairs) {
   std::vector<int32_t> packed;
-  for (const IdPair& pair : pairs) {
+  for (const EncodedPair& pair : pairs) {
     AddList(pair.source, packed);
-    AddList(pair.target, packed);
+    AddList(pair.labels, packed);
     AddList(pair.input, packed);
   }
   return packed;
 }
 
-std::vector<IdPair> UnpackPairs(std::span<const int32_t> packed) {
+std::vector<EncodedPair> UnpackPairs(std::span<const int32_t> packed) {
   IdLists lists = UnpackLists(packed);
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   for (size_t i = 0; i + 2 < lists.size(); i += 3) {
     pairs.push_back({std::move(lists[i]), std::move(lists[i + 1]), std::move(lists[i + 2])});
   }
@@ -120,7 +120,7 @@ void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
               native::TokenScore{-std::numeric_limits<float>::infinity(), -1});
 }
 
-std::vector<double> PipelineScorer::LogProbabilities(std::span<const IdPair> pairs) {
+std::vector<double> PipelineScorer::LogProbabilities(std::span<const EncodedPair> pairs) {
   if (!is_stopping_()) {
     link_.SendCommand(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
     std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);

@@ -53,7 +53,7 @@ class PipelineScorer : public Scorer, public PairScorer {
   void Reorder(DecoderState& state, std::span<const int32_t> parents) override;
   void Step(DecoderState& state, std::span<const int32_t> tokens,
             const native::TokenChoices& choices) override;
-  std::vector<double> LogProbabilities(std::span<const IdPair> pairs) override;
+  std::vector<double> LogProbabilities(std::span<const EncodedPair> pairs) override;
 
   // Calls `show` of ServePipeline on the other ranks.
   void Show(const std::string& what, double fraction);

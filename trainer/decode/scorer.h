@@ -8,14 +8,14 @@
 // Distributions stay where the model is: a search asks for the few tokens that it wants of them.
 //
 // Example (greedy decoding of one source):
-//   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, SpecialId::kEnd}};
+//   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, kEos}};
 //   std::unique_ptr<DecoderState> state = scorer.Start(sources);
 //   const native::TokenChoice best = {.row = 0, .forbidden = TokenKind::kNever};
-//   native::TokenScore chosen{.log_prob = 0.0f, .token = SpecialId::kEnd};
+//   native::TokenScore chosen{.log_prob = 0.0f, .token = kEos};
 //   do {
 //     scorer.Step(*state, {&chosen.token, 1},
 //                 {.count = 1, .choices = &best, .kinds = kinds.data(), .chosen = &chosen});
-//   } while (chosen.token != SpecialId::kEnd);
+//   } while (chosen.token != kEos);
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,11 @@
 #include <span>
 #include <vector>
 
+#include "trainer/data/encoded_pair.h"
+#include "trainer/data/vocabulary.h"
 #include "trainer/kernels/native/sampling.h"
 
 namespace deepnet {
-
-// Ids with the same meaning in every vocabulary of this project.
-struct SpecialId {
-  static constexpr int32_t kBegin = 0;    // <s>: never fed, never emitted
-  static constexpr int32_t kPadding = 1;  // <pad>: never fed, never emitted
-  static constexpr int32_t kEnd = 2;      // </s>: ends a sentence; the first token a decoder is fed
-  static constexpr int32_t kUnknown = 3;  // <unk>
-};
 
 // Kinds of tokens, a bit each, as a search tells them apart.
 struct TokenKind {
@@ -78,27 +72,16 @@ class Scorer {
                     const native::TokenChoices& choices) = 0;
 };
 
-// One pair as a model is trained on it: tags and </s> included on both sides, neither side empty.
-// For a model of one stack (trainer/data/encoded_pair.h) the source is empty, the stack reads
-// `input` and positions with target[t] < 0 do not count.
-struct IdPair {
-  std::vector<int32_t> source;
-  std::vector<int32_t> target;
-  std::vector<int32_t> input = {};
-
-  friend bool operator==(const IdPair&, const IdPair&) = default;
-};
-
 // Log-probabilities of complete targets.
 class PairScorer {
  public:
   virtual ~PairScorer() = default;
 
-  // result[i] = sum over t of log p(target[t] | source, </s>, target[0..t-1]) of pairs[i]: natural
-  // logarithm, unsmoothed, no dropout, every target id counted. Any number of pairs of any lengths
-  // the model takes: the scorer cuts them into batches that fit memory. A result does not depend on
-  // the pairs beside it.
-  virtual std::vector<double> LogProbabilities(std::span<const IdPair> pairs) = 0;
+  // result[i] = sum over t of log p(labels[t] | source, </s>, labels[0..t-1]) of pairs[i]: natural
+  // logarithm, unsmoothed, no dropout, every label >= 0 counted. Any number of pairs of any lengths
+  // the model takes, with a label each: the scorer cuts them into batches that fit memory. A result
+  // does not depend on the pairs beside it.
+  virtual std::vector<double> LogProbabilities(std::span<const EncodedPair> pairs) = 0;
 };
 
 }  // namespace deepnet

@@ -15,14 +15,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -81,7 +78,7 @@ class SentenceSearch {
   // A hypothesis that continues: the token to feed, and the row that it extends.
   struct Live {
     int parent = 0;  // row before the last Advance
-    int32_t token = SpecialId::kEnd;
+    int32_t token = kEos;
     int node = -1;  // of `nodes_`; -1: nothing decoded yet
     double log_prob = 0.0;
     int sample = 0;  // number of the sample; 0 in a beam
@@ -116,10 +113,9 @@ class SentenceSearch {
     int sample;
   };
 
-  void FeedTag(int32_t token);
   void Collect(std::span<const native::TokenScore> chosen);
-  void TakeBeam();
-  void TakeSamples();
+  void SelectBeam();
+  void ExtendSamples();
   Live Extend(const Candidate& candidate);
   void Finish(const Candidate& candidate);
   bool CannotImprove() const;
@@ -148,11 +144,11 @@ class SentenceSearch {
 SearchRules MakeSearchRules(const SearchOptions& options, int64_t vocabulary_size) {
   SearchRules rules{.options = options, .kinds = {}};
   rules.kinds.assign(static_cast<size_t>(vocabulary_size), TokenKind::kOther);
-  rules.kinds[SpecialId::kBegin] = TokenKind::kNever;
-  rules.kinds[SpecialId::kPadding] = TokenKind::kNever;
-  rules.kinds[SpecialId::kEnd] = TokenKind::kEnd;
+  rules.kinds[kBos] = TokenKind::kNever;
+  rules.kinds[kPad] = TokenKind::kNever;
+  rules.kinds[kEos] = TokenKind::kEnd;
   for (const int32_t id : options.forbidden) {
-    DEEPNET_CHECK(id >= 0 && id < vocabulary_size && id != SpecialId::kEnd)
+    DEEPNET_CHECK(id >= 0 && id < vocabulary_size && id != kEos)
         << "forbidden id " << id << " of " << vocabulary_size;
     rules.kinds[static_cast<size_t>(id)] = TokenKind::kNever;
   }
@@ -185,17 +181,18 @@ void SentenceSearch::AddChoices(size_t first_row, std::vector<native::TokenChoic
 }
 
 void SentenceSearch::Advance(std::span<const native::TokenScore> chosen) {
-  if (tags_used_ < tags_.size()) return FeedTag(tags_[tags_used_++]);
+  if (tags_used_ < tags_.size()) {
+    // All hypotheses share the tags, so they can neither change their order nor their length.
+    live_.front() = {.parent = 0, .token = tags_[tags_used_++]};
+    return;
+  }
   candidates_.clear();
   next_.clear();
   Collect(chosen);
   ++num_tokens_;
-  rules_.samples() ? TakeSamples() : TakeBeam();
+  rules_.samples() ? ExtendSamples() : SelectBeam();
   std::swap(live_, next_);
 }
-
-// All hypotheses share the tags, so they can neither change their order nor their length.
-void SentenceSearch::FeedTag(int32_t token) { live_.front() = {.parent = 0, .token = token}; }
 
 void SentenceSearch::Collect(std::span<const native::TokenScore> chosen) {
   const size_t k = static_cast<size_t>(rules_.k());
@@ -209,7 +206,7 @@ void SentenceSearch::Collect(std::span<const native::TokenScore> chosen) {
   }
 }
 
-void SentenceSearch::TakeBeam() {
+void SentenceSearch::SelectBeam() {
   const size_t beam_size = static_cast<size_t>(rules_.options.beam_size);
   const size_t num_kept = std::min(2 * beam_size, candidates_.size());
   std::partial_sort(candidates_.begin(),
@@ -220,7 +217,7 @@ void SentenceSearch::TakeBeam() {
                     });
   for (size_t rank = 0; rank < num_kept; ++rank) {
     const Candidate& candidate = candidates_[rank];
-    if (candidate.token != SpecialId::kEnd) {
+    if (candidate.token != kEos) {
       if (next_.size() < beam_size) next_.push_back(Extend(candidate));
     } else if (rank < beam_size && finished_.size() < beam_size) {
       Finish(candidate);
@@ -229,9 +226,9 @@ void SentenceSearch::TakeBeam() {
   if (finished_.size() >= beam_size || CannotImprove()) next_.clear();
 }
 
-void SentenceSearch::TakeSamples() {
+void SentenceSearch::ExtendSamples() {
   for (const Candidate& candidate : candidates_) {
-    if (candidate.token == SpecialId::kEnd) {
+    if (candidate.token == kEos) {
       Finish(candidate);
     } else {
       next_.push_back(Extend(candidate));
@@ -277,9 +274,8 @@ bool SentenceSearch::CannotImprove() const {
 }
 
 std::vector<Hypothesis> SentenceSearch::TakeResult() {
-  const bool sampling = rules_.options.sampling_temperature > 0.0;
   std::stable_sort(finished_.begin(), finished_.end(), [&](const Finished& a, const Finished& b) {
-    return sampling ? a.sample < b.sample : a.hypothesis.score > b.hypothesis.score;
+    return rules_.samples() ? a.sample < b.sample : a.hypothesis.score > b.hypothesis.score;
   });
   const size_t count = std::min(finished_.size(), static_cast<size_t>(rules_.options.nbest));
   std::vector<Hypothesis> result;
@@ -429,7 +425,7 @@ std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& b
   std::vector<native::TokenScore> chosen;
 
   const std::unique_ptr<DecoderState> state = scorer.Start(batch.sources);
-  NextRows rows{.tokens = std::vector<int32_t>(sentences.size(), SpecialId::kEnd)};
+  NextRows rows{.tokens = std::vector<int32_t>(sentences.size(), kEos)};
   while (!rows.tokens.empty()) {
     const size_t num_rows = rows.tokens.size();
     AddAllChoices(sentences, rows);

@@ -3,7 +3,7 @@
 //
 // Example:
 //   SearchBatch batch;
-//   batch.sources = {{tag, 17, 42, SpecialId::kEnd}};
+//   batch.sources = {{tag, 17, 42, kEos}};
 //   const SearchOptions options{.beam_size = 5, .forbidden = vocabulary_tags};
 //   const std::vector<std::vector<Hypothesis>> results = Search(scorer, batch, options);
 //   results[0][0].tokens;   // the best translation of the first source

@@ -8,15 +8,14 @@
 #include <cstdint>
 #include <istream>
 #include <ostream>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
+#include "proto/decode.pb.h"
 #include "trainer/decode/scorer.h"
-#include "trainer/decode/text_codec.h"
 #include "trainer/decode/translator.h"
 
 namespace deepnet {
@@ -71,11 +70,6 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out);
 
-struct TextPair {
-  std::string source;
-  std::string target;
-};
-
 // Pairs of texts from one input with "source <TAB> target" lines, or from two with a side each.
 class TextPairReader {
  public:
@@ -85,17 +79,18 @@ class TextPairReader {
 
   // The next pairs, at most `max_pairs`, none at the end. INVALID_ARGUMENT with ExitCode::kData
   // names input and line where there is no tab, or which of the two inputs ends first.
-  absl::StatusOr<std::vector<TextPair>> ReadChunk(int max_pairs);
+  absl::StatusOr<TextBatch> ReadChunk(int max_pairs);
 
  private:
-  absl::StatusOr<std::vector<TextPair>> ReadTsv(int max_pairs);
-  absl::StatusOr<std::vector<TextPair>> ReadTwo(int max_pairs);
+  absl::StatusOr<TextBatch> ReadTsv(int max_pairs);
+  absl::StatusOr<TextBatch> ReadTwo(int max_pairs);
 
   LineChunkReader& sources_;
   LineChunkReader* const targets_;
 };
 
 struct ScoreStreamOptions {
+  TagFrame tags = {};     // of the pairs' direction
   int chunk_pairs = 250;  // pairs read, scored and written together; >= 1
   int max_positions = 0;  // ids of a side that the model takes, tags and </s> included; 0: any
   Communicator* world = nullptr;  // the ranks; null: this process alone
@@ -113,7 +108,7 @@ struct ScoreStreamReport {
 // "nan" stands for the log-probability of a pair that is too long for the model. Collective over
 // options.world, as TranslateStream is.
 absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
-                                              const TextCodec& codec, const TagFrame& tags,
+                                              const TextCodec& codec,
                                               const ScoreStreamOptions& options, std::ostream& out);
 
 }  // namespace deepnet

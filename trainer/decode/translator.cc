@@ -14,6 +14,14 @@
 
 namespace deepnet {
 
+TextCodec MakeTextCodec(const Vocabulary& vocabulary) {
+  return {.encode =
+              [&vocabulary](std::string_view text) {
+                return IsBlank(text) ? std::vector<int32_t>() : vocabulary.Encode(text);
+              },
+          .decode = [&vocabulary](std::span<const int32_t> ids) { return vocabulary.Decode(ids); }};
+}
+
 std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batch_tokens,
                                           int64_t max_sentences) {
   std::vector<int> order(lengths.size());

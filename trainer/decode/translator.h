@@ -9,18 +9,31 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
+#include "trainer/data/encoded_pair.h"
+#include "trainer/data/vocabulary.h"
 #include "trainer/decode/batch_limits.h"
 #include "trainer/decode/scorer.h"
 #include "trainer/decode/search.h"
-#include "trainer/decode/text_codec.h"
 
 namespace deepnet {
+
+// Text to ids and back: a search knows no tokenizer.
+struct TextCodec {
+  std::function<std::vector<int32_t>(std::string_view text)> encode;  // no tag, no </s>
+  std::function<std::string(std::span<const int32_t> ids)> decode;    // of such ids
+};
+
+// Encode and Decode of `vocabulary`, which must outlive the codec. A blank text (utf8.h) has no
+// ids.
+TextCodec MakeTextCodec(const Vocabulary& vocabulary);
 
 // Several translators, each with a model of its own, share the batches of every call in turn.
 struct BatchShare {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <span>
 #include <utility>
@@ -14,11 +13,11 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "trainer/data/encoded_pair.h"
 #include "trainer/decode/search.h"
-#include "trainer/decode/text_codec.h"
 #include "trainer/decode/translator.h"
 #include "trainer/eval/bleu.h"
 #include "trainer/eval/chrf.h"
@@ -26,42 +25,6 @@
 #include "trainer/eval/tokenizers.h"
 
 namespace deepnet {
-namespace {
-
-// Two int64, the doubles as they are, then a line for each hypothesis. Ranks of a job run the same
-// binary.
-std::string Pack(const SentenceScores& scores) {
-  const int64_t head[] = {scores.num_tokens, static_cast<int64_t>(scores.log_probabilities.size())};
-  const size_t doubles = scores.log_probabilities.size() * sizeof(double);
-  std::string bytes(sizeof(head) + doubles, '\0');
-  std::memcpy(bytes.data(), head, sizeof(head));
-  if (doubles > 0) {
-    std::memcpy(bytes.data() + sizeof(head), scores.log_probabilities.data(), doubles);
-  }
-  for (const std::string& hypothesis : scores.hypotheses) bytes += hypothesis + "\n";
-  return bytes;
-}
-
-void Append(std::string_view bytes, SentenceScores& scores) {
-  int64_t head[2];
-  std::memcpy(head, bytes.data(), sizeof(head));
-  bytes.remove_prefix(sizeof(head));
-  scores.num_tokens += head[0];
-  const size_t before = scores.log_probabilities.size(), count = static_cast<size_t>(head[1]);
-  scores.log_probabilities.resize(before + count);
-  if (count > 0) {
-    std::memcpy(&scores.log_probabilities[before], bytes.data(), count * sizeof(double));
-  }
-  bytes.remove_prefix(count * sizeof(double));
-  if (bytes.empty()) return;
-  bytes.remove_suffix(1);  // the last line's end
-  for (const absl::string_view line :
-       absl::StrSplit(absl::string_view(bytes.data(), bytes.size()), '\n')) {
-    scores.hypotheses.emplace_back(line);
-  }
-}
-
-}  // namespace
 
 SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences) {
   const size_t part = static_cast<size_t>(share.part), parts = static_cast<size_t>(share.num_parts);
@@ -71,11 +34,17 @@ SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences) {
 absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,
                                       const absl::StatusOr<SentenceScores>& mine) {
   if (share.num_parts == 1) return mine;
+  using Bytes = absl::StatusOr<std::string>;
   ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                   share.gather(mine.ok() ? absl::StatusOr<std::string>(Pack(*mine))
-                                          : absl::StatusOr<std::string>(mine.status())));
+                   share.gather(mine.ok() ? Bytes(ToBytes(*mine)) : Bytes(mine.status())));
   SentenceScores all;
-  for (const std::string& part : parts) Append(part, all);
+  for (const std::string& part : parts) {
+    SentenceScores scores;
+    RETURN_IF_ERROR(ParseSent(part, scores));
+    const int64_t num_tokens = all.num_tokens() + scores.num_tokens();
+    all.MergeFrom(scores);
+    all.set_num_tokens(num_tokens);
+  }
   return all;
 }
 
@@ -120,8 +89,8 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
 // Nats per target token over the pairs that the model takes; there must be some.
 double MeanNll(const SentenceScores& scores) {
   double sum = 0.0;
-  for (const double log_p : scores.log_probabilities) sum -= log_p;
-  return sum / static_cast<double>(scores.num_tokens);
+  for (const double log_p : scores.log_probabilities()) sum -= log_p;
+  return sum / static_cast<double>(scores.num_tokens());
 }
 
 // Replaces `folder`/`name`.
@@ -164,40 +133,24 @@ class Evaluator {
       return DataError(
           absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
-    const TagFrame tags = MakeTagFrame(options_.tags, *source_tag, *target_tag);
-    const EncodeSentence encode = [&](size_t i) {
-      return Encode(text, i, route.Name(), {options_.tags, *source_tag, *target_tag});
-    };
-    const absl::StatusOr<SentenceScores> gathered =
-        Gather(options_.share, ScoreSentences(text, tags, encode));
-    RETURN_IF_ERROR(WithPrefix(route.Name(), gathered.status()));
-    const SentenceScores& scores = *gathered;
-    const std::vector<std::string>& hypotheses = scores.hypotheses;
+    const absl::StatusOr<SentenceScores> scores =
+        Gather(options_.share,
+               ScoreSentences(text, route.Name(), {options_.tags, *source_tag, *target_tag}));
+    RETURN_IF_ERROR(WithPrefix(route.Name(), scores.status()));
 
     DirectionScore& score = *record.add_directions();
     score.set_direction(route.Name());
-    score.set_sentences(static_cast<int64_t>(text.source.size()));
-    ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
-                     MakeTokenizer(TokenizerNameForLanguage(route.target)));
-    score.set_too_long(static_cast<int64_t>(text.source.size() - scores.log_probabilities.size()));
-    if (scores.num_tokens > 0) score.set_nll(MeanNll(scores));
+    score.set_sentences(std::ssize(text.source));
+    score.set_too_long(std::ssize(text.source) - scores->log_probabilities_size());
+    if (scores->num_tokens() > 0) score.set_nll(MeanNll(*scores));
     if (!std::isfinite(score.nll())) {
       return WithExitCode(absl::OutOfRangeError(absl::StrCat(route.Name(), ": ", kNotFinite)),
                           ExitCode::kCheckpoint);
     }
     if (!options_.translates || text.source.empty()) return absl::OkStatus();
-    score.set_tokenizer(tokenizer.name);
-    score.set_bleu(CorpusBleu(hypotheses, text.target, tokenizer).score);
-    score.set_chrf(CorpusChrf(hypotheses, text.target));
-    if (!options_.spm_file.empty()) {
-      ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
-      score.set_spbleu(CorpusBleu(hypotheses, text.target, pieces).score);
-    }
-    if (!options_.output_folder.empty() && options_.share.part == 0) {
-      const std::string& folder = options_.output_folder;
-      RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".hyp", hypotheses));
-      RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".ref", text.target));
-    }
+    const std::vector<std::string> hypotheses(scores->hypotheses().begin(),
+                                              scores->hypotheses().end());
+    RETURN_IF_ERROR(Compare(hypotheses, text.target, route, score));
     for (const size_t i :
          SampleSentences(options_.samples, index, directions.size(), text.source.size())) {
       SampleTranslation& sample = *record.add_samples();
@@ -211,66 +164,78 @@ class Evaluator {
   }
 
  private:
-  using EncodeSentence = std::function<IdPair(size_t)>;
-
-  // Sentence i as the model learns it. What a masked model does not see is the same every time.
-  IdPair Encode(const ParallelSentences& text, size_t i, const std::string& direction,
-                const DirectionTags& tags) const {
-    EncodedPair pair;
-    switch (options_.architecture) {
-      case DECODER_ONLY:
-        pair = EncodeTargetSide(tags, vocabulary_.Encode(text.target[i]));
-        break;
-      case ENCODER_ONLY:
-        pair = EncodeSourceSide(tags, vocabulary_.Encode(text.source[i]),
-                                {options_.mlm_probability, vocabulary_.first_tag()},
-                                {.direction = direction, .pair = static_cast<int64_t>(i)});
-        break;
-      default:
-        pair = EncodePair(tags, vocabulary_.Encode(text.source[i]),
-                          vocabulary_.Encode(text.target[i]));
+  // Scores translations and writes them, where that is asked for.
+  absl::Status Compare(const std::vector<std::string>& hypotheses,
+                       const std::vector<std::string>& references, const Direction& route,
+                       DirectionScore& score) const {
+    ASSIGN_OR_RETURN(const BleuTokenizer tokenizer,
+                     MakeTokenizer(TokenizerNameForLanguage(route.target)));
+    score.set_tokenizer(tokenizer.name);
+    score.set_bleu(CorpusBleu(hypotheses, references, tokenizer).score);
+    score.set_chrf(CorpusChrf(hypotheses, references));
+    if (!options_.spm_file.empty()) {
+      ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
+      score.set_spbleu(CorpusBleu(hypotheses, references, pieces).score);
     }
-    return {std::move(pair.source), std::move(pair.labels), std::move(pair.input)};
+    const std::string& folder = options_.output_folder;
+    if (folder.empty() || options_.share.part > 0) return absl::OkStatus();
+    RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".hyp", hypotheses));
+    return WriteLines(folder, route.Name() + ".ref", references);
   }
 
-  // This evaluator's share of them.
-  absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text, const TagFrame& tags,
-                                                const EncodeSentence& encode) const {
+  // Sentence i as the model learns it. What a masked model does not see is the same every time.
+  EncodedPair Encode(const ParallelSentences& text, size_t i, const std::string& direction,
+                     const DirectionTags& tags) const {
+    switch (options_.architecture) {
+      case DECODER_ONLY:
+        return EncodeTargetSide(tags, vocabulary_.Encode(text.target[i]));
+      case ENCODER_ONLY:
+        return EncodeSourceSide(tags, vocabulary_.Encode(text.source[i]),
+                                {options_.mlm_probability, vocabulary_.first_tag()},
+                                {.direction = direction, .pair = static_cast<int64_t>(i)});
+      default:
+        return EncodePair(tags, vocabulary_.Encode(text.source[i]),
+                          vocabulary_.Encode(text.target[i]));
+    }
+  }
+
+  // This evaluator's share of the sentences.
+  absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text,
+                                                const std::string& direction,
+                                                const DirectionTags& tags) const {
     const SentenceRange range = RangeOf(options_.share, text.source.size());
     SentenceScores scores;
     if (options_.translates) {
-      ASSIGN_OR_RETURN(scores.hypotheses, Translate(text, range, tags));
+      ASSIGN_OR_RETURN(const std::vector<Translation> translations, Translate(text, range, tags));
+      for (const Translation& t : translations) scores.add_hypotheses(t.best[0].text);
     }
-    std::vector<IdPair> pairs;
+    std::vector<EncodedPair> pairs;
     for (size_t i = range.first; i < range.end; ++i) {
-      IdPair pair = encode(i);
-      const size_t longest = std::max(pair.source.size(), pair.target.size());
+      EncodedPair pair = Encode(text, i, direction, tags);
+      const size_t longest = std::max(pair.source.size(), pair.labels.size());
       if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
         continue;
-      scores.num_tokens += std::count_if(pair.target.begin(), pair.target.end(),
-                                         [](int32_t label) { return label >= 0; });
+      scores.set_num_tokens(scores.num_tokens() +
+                            std::ranges::count_if(pair.labels, [](int32_t id) { return id >= 0; }));
       pairs.push_back(std::move(pair));
     }
-    scores.log_probabilities = pair_scorer_.LogProbabilities(pairs);
+    const std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
+    scores.mutable_log_probabilities()->Assign(log_probs.begin(), log_probs.end());
     return scores;
   }
 
-  absl::StatusOr<std::vector<std::string>> Translate(const ParallelSentences& text,
+  absl::StatusOr<std::vector<Translation>> Translate(const ParallelSentences& text,
                                                      const SentenceRange& range,
-                                                     const TagFrame& tags) const {
+                                                     const DirectionTags& tags) const {
     ASSIGN_OR_RETURN(SearchOptions search,
                      MakeSearchOptions(options_.decode, vocabulary_.TagIds()));
     search.nbest = 1;
-    Translator translator(scorer_, codec_, tags,
+    Translator translator(scorer_, codec_, MakeTagFrame(tags),
                           {.search = std::move(search),
                            .limits = options_.limits,
                            .max_positions = options_.max_positions});
     const auto sources = std::span(text.source).subspan(range.first, range.end - range.first);
-    ASSIGN_OR_RETURN(const std::vector<Translation> translations,
-                     translator.Translate(sources, static_cast<int64_t>(range.first)));
-    std::vector<std::string> hypotheses;
-    for (const Translation& t : translations) hypotheses.push_back(t.best[0].text);
-    return hypotheses;
+    return translator.Translate(sources, static_cast<int64_t>(range.first));
   }
 
   Scorer& scorer_;

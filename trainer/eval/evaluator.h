@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
+#include "proto/decode.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
@@ -40,15 +40,6 @@ struct SentenceRange {
 
 // Ranges of successive parts follow each other and differ by at most one sentence in length.
 SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences);
-
-// Results for sentences of one direction.
-struct SentenceScores {
-  std::vector<std::string> hypotheses;    // one a sentence; single lines
-  std::vector<double> log_probabilities;  // of the references that the model takes
-  int64_t num_tokens = 0;                 // of those references
-
-  friend bool operator==(const SentenceScores&, const SentenceScores&) = default;
-};
 
 // Gathers the results of all parts on every part. Collective over the parts.
 absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,

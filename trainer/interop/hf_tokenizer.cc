@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -77,11 +76,10 @@ absl::StatusOr<M2mRows> ReadRowsOf(FileSystem& fs, const std::string& folder,
     }
     rows.of_piece[piece] = row;
   }
-  static constexpr const char* kSpecials[] = {"<s>", "<pad>", "</s>", "<unk>"};
   for (int id = 0; id < kFirstPiece; ++id) {
-    const auto found = rows.of_piece.find(kSpecials[id]);
+    const auto found = rows.of_piece.find(kSpecialPieces[id]);
     if (found != rows.of_piece.end() && found->second == id) continue;
-    return Refuse(path, absl::StrCat("'", kSpecials[id], "' must be ", id));
+    return Refuse(path, absl::StrCat("'", kSpecialPieces[id], "' must be ", id));
   }
   int64_t row = static_cast<int64_t>(rows.of_piece.size());
   for (const char* language : kM2mLanguages) {

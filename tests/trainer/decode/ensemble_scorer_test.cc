@@ -66,7 +66,7 @@ std::vector<Ids> Sentences(int count, int seed) {
   for (int i = 0; i < count; ++i) {
     Ids& ids = sentences.emplace_back();
     for (int t = 0; t < (7 * i + seed) % 9; ++t) ids.push_back(4 + (seed * (i + t * t) + 11) % 57);
-    ids.push_back(SpecialId::kEnd);
+    ids.push_back(kEos);
   }
   return sentences;
 }
@@ -121,9 +121,9 @@ SearchBatch Batch() {
   return batch;
 }
 
-std::vector<IdPair> Pairs() {
+std::vector<EncodedPair> Pairs() {
   const std::vector<Ids> sources = Sentences(6, 3), targets = Sentences(6, 4);
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   for (size_t i = 0; i < sources.size(); ++i) pairs.push_back({sources[i], targets[i]});
   return pairs;
 }

@@ -81,13 +81,13 @@ std::unique_ptr<Transformer> MakeModel(const ModelSpec& spec, const MicrobatchSp
 Ids Sentence(std::mt19937& random, int length) {
   Ids ids;
   for (int i = 1; i < length; ++i) ids.push_back(static_cast<int32_t>(4 + random() % 57));
-  ids.push_back(SpecialId::kEnd);
+  ids.push_back(kEos);
   return ids;
 }
 
-std::vector<IdPair> SomePairs() {
+std::vector<EncodedPair> SomePairs() {
   std::mt19937 random(11);
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   for (int i = 0; i < 7; ++i) {
     const int source = 1 + static_cast<int>(random() % 17),
               target = 1 + static_cast<int>(random() % 15);
@@ -122,7 +122,7 @@ void ExpectNear(const std::vector<float>& got, const std::vector<float>& expecte
 
 void ExpectEqualsTheForwardPassOfTraining(Ops& ops) {
   constexpr double kFloat32 = 1e-5;  // a token
-  const std::vector<IdPair> pairs = SomePairs();
+  const std::vector<EncodedPair> pairs = SomePairs();
   for (const ModelSpec& spec : Variants()) {
     SCOPED_TRACE(spec.ShortDebugString());
     const auto model = MakeModel(spec, Capacity(40, 30), ops);
@@ -131,7 +131,7 @@ void ExpectEqualsTheForwardPassOfTraining(Ops& ops) {
         SteppedPairScorer(scorer, /*max_rows=*/5).LogProbabilities(pairs);
     const std::vector<double> at_once = ModelPairScorer(*model).LogProbabilities(pairs);
     for (size_t i = 0; i < pairs.size(); ++i) {
-      const double tokens = static_cast<double>(pairs[i].target.size());
+      const double tokens = static_cast<double>(pairs[i].labels.size());
       EXPECT_NEAR(stepped[i], at_once[i], kFloat32 * tokens);
       EXPECT_LT(at_once[i], -tokens);  // not by chance near 0
     }
@@ -255,7 +255,7 @@ TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
 }
 
 TEST(ModelPairScorer, PairsDoNotDependOnTheirNeighboursBitForBit) {
-  const std::vector<IdPair> pairs = SomePairs();
+  const std::vector<EncodedPair> pairs = SomePairs();
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
     const auto ops = Native(dtype);
     const auto model = MakeModel(Variants()[0], Capacity(40, 30), *ops);

@@ -133,7 +133,7 @@ std::vector<absl::Status> RunPipeline(const ModelSpec& spec, DataType dtype, con
 Ids Sentence(std::mt19937& random, uint32_t longest) {
   Ids ids(random() % longest);
   for (int32_t& id : ids) id = static_cast<int32_t>(4 + random() % 57);
-  ids.push_back(SpecialId::kEnd);
+  ids.push_back(kEos);
   return ids;
 }
 
@@ -154,7 +154,7 @@ struct Results {
 
 Results Use(Scorer& scorer, PairScorer& pair_scorer) {
   std::mt19937 random(11);
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   for (int i = 0; i < 7; ++i) pairs.push_back({Sentence(random, 17), Sentence(random, 15)});
   const SearchOptions options{.beam_size = 3, .max_tokens = 9, .nbest = 3};
   SearchBatch batch{.sources = Sources(9)};

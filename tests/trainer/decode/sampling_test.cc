@@ -14,7 +14,7 @@ namespace {
 using ::deepnet::testing::TableScorer;
 
 constexpr int32_t kTag = 6;
-const std::vector<int32_t> kSource = {kTag, 4, 5, SpecialId::kEnd};
+const std::vector<int32_t> kSource = {kTag, 4, 5, kEos};
 
 SearchOptions SamplingOptions(double temperature, int nbest) {
   return {.min_tokens = 0,
@@ -68,10 +68,10 @@ void ExpectFrequenciesOf(double temperature, const native::TokenCuts& cuts, size
   ASSERT_EQ(samples.size(), static_cast<size_t>(kNumSamples));
   std::map<int32_t, int> counts;
   for (const Hypothesis& sample : samples) {
-    ++counts[sample.tokens.empty() ? SpecialId::kEnd : sample.tokens.front()];
+    ++counts[sample.tokens.empty() ? kEos : sample.tokens.front()];
   }
 
-  const std::vector<int32_t> start = {SpecialId::kEnd};
+  const std::vector<int32_t> start = {kEos};
   const auto shares = SharesOf(scorer.LogProbs(kSource, start), options);
   EXPECT_EQ(shares.size(), num_left);
   for (const auto& [token, count] : counts) EXPECT_TRUE(shares.contains(token)) << token;
@@ -138,9 +138,9 @@ TEST(Sampling, ReportsTheModelsOwnProbabilityWhateverTheTemperature) {
   options.max_tokens = 6;
   const auto samples = Search(scorer, {.sources = {kSource}}, options).front();
   for (const Hypothesis& sample : samples) {
-    std::vector<int32_t> history = {SpecialId::kEnd};
+    std::vector<int32_t> history = {kEos};
     std::vector<int32_t> tokens = sample.tokens;
-    tokens.push_back(SpecialId::kEnd);
+    tokens.push_back(kEos);
     double log_prob = 0.0;
     for (const int32_t token : tokens) {
       log_prob += scorer.LogProbs(kSource, history)[static_cast<size_t>(token)];

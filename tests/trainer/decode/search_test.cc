@@ -40,7 +40,7 @@ std::vector<std::vector<int32_t>> Sources(int count) {
     std::vector<int32_t>& source = sources.emplace_back(1, kTag);
     source.insert(source.end(), static_cast<size_t>(i % 5 + 1), 4);
     source.push_back(100 + i);
-    source.push_back(SpecialId::kEnd);
+    source.push_back(kEos);
   }
   return sources;
 }
@@ -108,17 +108,17 @@ TEST(BeamSearch, OfOneTakesTheMostProbableTokenAtEachStep) {
     const std::vector<int32_t> source = Sources(1).front();
     const std::vector<int32_t> found = SearchOne(scorer, source, options).front().tokens;
 
-    std::vector<int32_t> history = {SpecialId::kEnd};
+    std::vector<int32_t> history = {kEos};
     std::vector<int32_t> expected;
     while (expected.size() < 4) {
       const std::vector<float> log_probs = scorer.LogProbs(source, history);
-      int32_t best = SpecialId::kUnknown;
-      for (const int32_t token : {4, 5, SpecialId::kEnd}) {
-        const bool allowed = token != SpecialId::kEnd || !expected.empty();
+      int32_t best = kUnk;
+      for (const int32_t token : {4, 5, kEos}) {
+        const bool allowed = token != kEos || !expected.empty();
         if (allowed && log_probs[static_cast<size_t>(token)] > log_probs[static_cast<size_t>(best)])
           best = token;
       }
-      if (best == SpecialId::kEnd) break;
+      if (best == kEos) break;
       expected.push_back(best);
       history.push_back(best);
     }
@@ -154,9 +154,7 @@ TEST(BeamSearch, FinishedSentencesLeaveTheBatch) {
 
 TEST(BeamSearch, NeverEmitsForbiddenTokensHoweverLikely) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
-    TableScorer scorer({.vocabulary_size = 8,
-                        .seed = seed,
-                        .likely = {SpecialId::kBegin, SpecialId::kPadding, kTag, 7}});
+    TableScorer scorer({.vocabulary_size = 8, .seed = seed, .likely = {kBos, kPad, kTag, 7}});
     for (const double temperature : {0.0, 1.0}) {
       SearchOptions options = SmallOptions();
       options.nbest = 5;
@@ -164,7 +162,7 @@ TEST(BeamSearch, NeverEmitsForbiddenTokensHoweverLikely) {
       options.sampling_temperature = temperature;
       for (const Hypothesis& hypothesis : SearchOne(scorer, Sources(1).front(), options)) {
         for (const int32_t token : hypothesis.tokens) {
-          EXPECT_TRUE(token >= SpecialId::kUnknown && token < kTag) << token;
+          EXPECT_TRUE(token >= kUnk && token < kTag) << token;
         }
       }
     }
@@ -178,10 +176,10 @@ TEST(BeamSearch, ScoresAreLogProbabilitiesOverLengthWithTheEnd) {
   options.length_penalty = 0.7;
   const std::vector<int32_t> source = Sources(1).front();
   for (const Hypothesis& hypothesis : SearchOne(scorer, source, options)) {
-    std::vector<int32_t> history = {SpecialId::kEnd};
+    std::vector<int32_t> history = {kEos};
     double log_prob = 0.0;
     std::vector<int32_t> tokens = hypothesis.tokens;
-    tokens.push_back(SpecialId::kEnd);
+    tokens.push_back(kEos);
     for (const int32_t token : tokens) {
       log_prob += scorer.LogProbs(source, history)[static_cast<size_t>(token)];
       history.push_back(token);
@@ -199,10 +197,10 @@ TEST(BeamSearch, TagsAreFedButNeitherReturnedNorScored) {
   const Hypothesis found =
       Search(scorer, {.sources = {source}, .tags = {tags}}, options).front().front();
 
-  std::vector<int32_t> history = {SpecialId::kEnd, kTag, 5};
+  std::vector<int32_t> history = {kEos, kTag, 5};
   double log_prob = 0.0;
   std::vector<int32_t> tokens = found.tokens;
-  tokens.push_back(SpecialId::kEnd);
+  tokens.push_back(kEos);
   for (const int32_t token : tokens) {
     log_prob += scorer.LogProbs(source, history)[static_cast<size_t>(token)];
     history.push_back(token);
@@ -213,7 +211,7 @@ TEST(BeamSearch, TagsAreFedButNeitherReturnedNorScored) {
 TEST(BeamSearch, WideEnoughReturnsEveryOutputThatBeginsWithThePrefix) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     for (const std::vector<int32_t>& prefix :
-         std::vector<std::vector<int32_t>>{{}, {5}, {SpecialId::kUnknown, 4}, {4, 4, 4, 4}}) {
+         std::vector<std::vector<int32_t>>{{}, {5}, {kUnk, 4}, {4, 4, 4, 4}}) {
       TableScorer scorer = MakeScorer(seed);
       SearchOptions options = SmallOptions();
       options.beam_size = options.nbest = kNumOutputs;
@@ -244,11 +242,11 @@ TEST(BeamSearch, ScoresAnOutputWithItsPrefixAsAPairScorerDoes) {
     ASSERT_EQ(outputs.size(), temperature > 0.0 ? 5u : 1u);
     for (const Hypothesis& found : outputs) {
       EXPECT_EQ(found.tokens, prefix);  // it is the longest that is allowed
-      IdPair pair{.source = source, .target = {kTag}};
-      pair.target.insert(pair.target.end(), found.tokens.begin(), found.tokens.end());
-      pair.target.push_back(SpecialId::kEnd);
+      EncodedPair pair{.source = source, .labels = {kTag}};
+      pair.labels.insert(pair.labels.end(), found.tokens.begin(), found.tokens.end());
+      pair.labels.push_back(kEos);
       testing::SteppedPairScorer pairs(scorer);
-      const std::vector<int32_t> start = {SpecialId::kEnd};
+      const std::vector<int32_t> start = {kEos};
       const double of_tag = scorer.LogProbs(source, start)[kTag];
       EXPECT_NEAR(found.log_prob, pairs.LogProbabilities({&pair, 1}).front() - of_tag, 1e-12);
     }
@@ -316,7 +314,7 @@ TEST(BeamSearch, StopsAsSoonAsNothingAliveCanEnterTheNBest) {
   options.beam_size = 5;
   options.length_penalty = 0.0;  // a live hypothesis can only lose
   options.max_tokens = 100;
-  TableScorer scorer({.vocabulary_size = 7, .seed = 4, .likely = {SpecialId::kEnd}});
+  TableScorer scorer({.vocabulary_size = 7, .seed = 4, .likely = {kEos}});
   SearchOne(scorer, Sources(1).front(), options);
   const size_t steps_for_one = scorer.rows_per_step().size();
   options.nbest = 5;
@@ -344,7 +342,7 @@ class ScriptedScorer : public testing::HostScorer {
   void StepRows(DecoderState& state, std::span<const int32_t>, float* log_probs) override {
     std::fill_n(log_probs, state.num_rows() * 7, -std::numeric_limits<float>::infinity());
     for (int row = 0; row < state.num_rows(); ++row) {
-      log_probs[row * 7 + SpecialId::kEnd] = script_.at(num_steps_).end;
+      log_probs[row * 7 + kEos] = script_.at(num_steps_).end;
       log_probs[row * 7 + kPiece] = script_.at(num_steps_).piece;
     }
     ++num_steps_;

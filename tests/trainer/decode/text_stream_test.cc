@@ -106,10 +106,10 @@ TextCodec ByteCodec() {
 
 TableScorer MakeScorer() { return TableScorer({.vocabulary_size = 31, .seed = 2}); }
 
-double DirectLogProbability(const TableScorer& scorer, const IdPair& pair) {
-  std::vector<int32_t> history = {SpecialId::kEnd};
+double DirectLogProbability(const TableScorer& scorer, const EncodedPair& pair) {
+  std::vector<int32_t> history = {kEos};
   double sum = 0.0;
-  for (const int32_t token : pair.target) {
+  for (const int32_t token : pair.labels) {
     sum += scorer.LogProbs(pair.source, history)[static_cast<size_t>(token)];
     history.push_back(token);
   }
@@ -118,11 +118,11 @@ double DirectLogProbability(const TableScorer& scorer, const IdPair& pair) {
 
 TEST(SteppedPairScorer, SumsTheTargetsLogProbabilitiesWhateverTheBatch) {
   TableScorer scorer = MakeScorer();
-  std::vector<IdPair> pairs;
+  std::vector<EncodedPair> pairs;
   for (int i = 0; i < 23; ++i) {
-    IdPair& pair = pairs.emplace_back(IdPair{.source = {kTag, 4 + i % 20}, .target = {}});
-    for (int t = 0; t < i * 5 % 9; ++t) pair.target.push_back(4 + (i + t) % 20);
-    pair.target.push_back(SpecialId::kEnd);
+    EncodedPair& pair = pairs.emplace_back(EncodedPair{.source = {kTag, 4 + i % 20}, .labels = {}});
+    for (int t = 0; t < i * 5 % 9; ++t) pair.labels.push_back(4 + (i + t) % 20);
+    pair.labels.push_back(kEos);
   }
   for (const int max_rows : {1, 4, 64}) {
     const std::vector<double> found = SteppedPairScorer(scorer, max_rows).LogProbabilities(pairs);
@@ -135,12 +135,12 @@ TEST(SteppedPairScorer, SumsTheTargetsLogProbabilitiesWhateverTheBatch) {
 
 TEST(SteppedPairScorer, GivesATranslationTheLogProbabilityThatTheSearchReported) {
   TableScorer scorer = MakeScorer();
-  const std::vector<int32_t> source = {kTag, 7, 8, SpecialId::kEnd};
+  const std::vector<int32_t> source = {kTag, 7, 8, kEos};
   const SearchOptions options{.max_tokens = 10, .nbest = 5, .forbidden = {kTag}};
   const auto hypotheses = Search(scorer, {.sources = {source}}, options).front();
   for (const Hypothesis& hypothesis : hypotheses) {
-    IdPair pair{.source = source, .target = hypothesis.tokens};
-    pair.target.push_back(SpecialId::kEnd);
+    EncodedPair pair{.source = source, .labels = hypothesis.tokens};
+    pair.labels.push_back(kEos);
     EXPECT_DOUBLE_EQ(SteppedPairScorer(scorer).LogProbabilities({&pair, 1}).front(),
                      hypothesis.log_prob);
   }
@@ -163,8 +163,11 @@ std::string Pairs(const std::string& sources, const std::string* targets, int ma
       EXPECT_EQ(GetExitCode(pairs.status()), ExitCode::kData);
       return std::string(pairs.status().message());
     }
-    if (pairs->empty()) return text;
-    for (const TextPair& pair : *pairs) text += pair.source + "=" + pair.target + ";";
+    if (pairs->sources().empty()) return text;
+    EXPECT_EQ(pairs->sources_size(), pairs->targets_size());
+    for (int i = 0; i < pairs->sources_size(); ++i) {
+      text += pairs->sources(i) + "=" + pairs->targets(i) + ";";
+    }
   }
 }
 
@@ -194,14 +197,13 @@ TEST(ScoreStream, WritesLogProbabilityAndTokensOfEachPairInOrder) {
   LineChunkReader lines(in, "standard input");
   TextPairReader pairs(lines);
   std::ostringstream out;
-  const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
-                                  {.chunk_pairs = 1}, out);
+  const auto report =
+      ScoreStream(pairs, pair_scorer, ByteCodec(),
+                  {.tags = {.source = {kTag}, .target = {}}, .chunk_pairs = 1}, out);
   ASSERT_TRUE(report.ok()) << report.status();
-  const std::vector<int32_t> source = {kTag, 4, 4, SpecialId::kEnd};
-  const double first =
-      DirectLogProbability(scorer, {.source = source, .target = {4, 4, 4, SpecialId::kEnd}});
-  const double second =
-      DirectLogProbability(scorer, {.source = source, .target = {SpecialId::kEnd}});
+  const std::vector<int32_t> source = {kTag, 4, 4, kEos};
+  const double first = DirectLogProbability(scorer, {.source = source, .labels = {4, 4, 4, kEos}});
+  const double second = DirectLogProbability(scorer, {.source = source, .labels = {kEos}});
   EXPECT_EQ(out.str(), absl::StrFormat("%.6f\t4\n%.6f\t1\n", first, second));
   EXPECT_EQ(report->num_pairs, 2);
   EXPECT_EQ(report->num_tokens, 5);
@@ -215,8 +217,9 @@ TEST(ScoreStream, PrintsNanForAPairThatIsTooLongForTheModel) {
   LineChunkReader lines(in, "standard input");
   TextPairReader pairs(lines);
   std::ostringstream out;
-  const auto report = ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
-                                  {.max_positions = 5}, out);
+  const auto report =
+      ScoreStream(pairs, pair_scorer, ByteCodec(),
+                  {.tags = {.source = {kTag}, .target = {}}, .max_positions = 5}, out);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(out.str(), HasSubstr("nan\t8\nnan\t2\n-"));
   EXPECT_EQ(report->num_pairs, 3);
@@ -279,8 +282,12 @@ RanksOutcome ScoreOnRanks(int ranks, const std::string& input) {
     TableScorer scorer = MakeScorer();
     SteppedPairScorer pair_scorer(scorer);
     TextPairReader pairs(lines);
-    return ScoreStream(pairs, pair_scorer, ByteCodec(), {.source = {kTag}, .target = {}},
-                       {.chunk_pairs = 3, .max_positions = 9, .world = &world}, out)
+    return ScoreStream(pairs, pair_scorer, ByteCodec(),
+                       {.tags = {.source = {kTag}, .target = {}},
+                        .chunk_pairs = 3,
+                        .max_positions = 9,
+                        .world = &world},
+                       out)
         .status();
   });
 }
@@ -357,7 +364,7 @@ TEST(StreamsOnRanks, AgreeOnTheErrorOfARankThatCannotTranslate) {
     SearchOptions own = search;
     if (world.rank() == 1) {  // nothing can be emitted
       for (int32_t id = 0; id < kTag; ++id) {
-        if (id != SpecialId::kEnd) own.forbidden.push_back(id);
+        if (id != kEos) own.forbidden.push_back(id);
       }
     }
     Translator translator(scorer, ByteCodec(), {.source = {kTag}, .target = {}},

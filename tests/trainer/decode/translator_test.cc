@@ -50,7 +50,7 @@ TranslatorOptions Options() {
 }
 
 TableScorer MakeScorer() {
-  return TableScorer({.vocabulary_size = 32, .seed = 5, .likely = {SpecialId::kEnd}});
+  return TableScorer({.vocabulary_size = 32, .seed = 5, .likely = {kEos}});
 }
 
 TagFrame Tags() { return {.source = {kTag}, .target = {}}; }
@@ -108,7 +108,7 @@ TEST(Translator, FeedsTheModelTagPiecesAndEnd) {
   TableScorer scorer = MakeScorer();
   const auto translations = *Translator(scorer, LetterCodec(), Tags(), Options())
                                  .Translate(std::vector{std::string("ab")});
-  const std::vector<std::vector<int32_t>> sources = {{kTag, 4, 5, SpecialId::kEnd}};
+  const std::vector<std::vector<int32_t>> sources = {{kTag, 4, 5, kEos}};
   const Hypothesis expected = Search(scorer, {.sources = sources}, Options().search)[0][0];
   EXPECT_EQ(translations[0].best[0].text, LetterCodec().decode(expected.tokens));
   EXPECT_EQ(translations[0].best[0].score, expected.score);
@@ -117,17 +117,17 @@ TEST(Translator, FeedsTheModelTagPiecesAndEnd) {
 
 TEST(Translator, ForcesTheTargetTagWhereTheStyleAsksForIt) {
   TableScorer scorer = MakeScorer();
-  const TagFrame tags = MakeTagFrame(M2M, kTag, kOtherTag);
+  const TagFrame tags = MakeTagFrame({M2M, kTag, kOtherTag});
   const auto translations =
       *Translator(scorer, LetterCodec(), tags, Options()).Translate(std::vector{std::string("ab")});
-  const SearchBatch batch{.sources = {{kTag, 4, 5, SpecialId::kEnd}}, .tags = {{kOtherTag}}};
+  const SearchBatch batch{.sources = {{kTag, 4, 5, kEos}}, .tags = {{kOtherTag}}};
   EXPECT_EQ(translations[0].best[0].score, Search(scorer, batch, Options().search)[0][0].score);
 }
 
 TEST(Translator, BeginsEachTranslationWithItsPrefixWhateverTheBatch) {
   TableScorer scorer = MakeScorer();
   const std::vector<std::string> texts = {"ab", "", "cde", "f"}, prefixes = {"xyz", "q", " ", "x"};
-  const TagFrame tags = MakeTagFrame(M2M, kTag, kOtherTag);
+  const TagFrame tags = MakeTagFrame({M2M, kTag, kOtherTag});
   TranslatorOptions options = Options();
   const auto batched =
       *Translator(scorer, LetterCodec(), tags, options).Translate(texts, 0, prefixes);
@@ -291,9 +291,9 @@ TEST(TranslateStream, ReportsAnOutputThatCannotBeWritten) {
 }
 
 TEST(MakeTagFrame, PutsTagsWhereTheStyleSays) {
-  EXPECT_EQ(MakeTagFrame(TARGET_TAG_ON_SOURCE, 30, 31), (TagFrame{.source = {31}, .target = {}}));
-  EXPECT_EQ(MakeTagFrame(M2M, 30, 31), (TagFrame{.source = {30}, .target = {31}}));
-  EXPECT_EQ(MakeTagFrame(NO_TAGS, 30, 31), TagFrame());
+  EXPECT_EQ(MakeTagFrame({TARGET_TAG_ON_SOURCE, 30, 31}), (TagFrame{.source = {31}, .target = {}}));
+  EXPECT_EQ(MakeTagFrame({M2M, 30, 31}), (TagFrame{.source = {30}, .target = {31}}));
+  EXPECT_EQ(MakeTagFrame({NO_TAGS, 30, 31}), TagFrame());
 }
 
 }  // namespace
