@@ -232,9 +232,9 @@ absl::Status Export(const CommandLine& line, const Tool& tool,
   if (line.flags.Text("dtype") == "bfloat16") options.layout.type = FloatType::kBfloat16;
   ASSIGN_OR_RETURN(options.layout.max_shard_bytes, SizeFlag(line, "max-shard-size"));
   ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  ASSIGN_OR_RETURN(const ExportReport report,
+  ASSIGN_OR_RETURN(const std::vector<std::string> statements,
                    ExportCheckpoint(*tool.fs, folders[0], output, options));
-  for (const std::string& statement : report.statements) line.err << ShownLines(statement) << "\n";
+  for (const std::string& statement : statements) line.err << ShownLines(statement) << "\n";
   line.out << output << "\n";
   return absl::OkStatus();
 }

@@ -175,9 +175,10 @@ absl::Status PublishFolder(FileSystem& fs, const std::string& temporary,
 
 }  // namespace
 
-absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
-                                              const std::string& output,
-                                              const ExportOptions& options) {
+absl::StatusOr<std::vector<std::string>> ExportCheckpoint(FileSystem& fs,
+                                                          const std::string& checkpoint_folder,
+                                                          const std::string& output,
+                                                          const ExportOptions& options) {
   SelfCommunicator alone;
   Communicator& world = options.tool.world != nullptr ? *options.tool.world : alone;
   const bool is_first = world.rank() == 0;
@@ -199,7 +200,7 @@ absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string&
     if (is_first) fs.DeleteTree(temporary).IgnoreError();
     return written;
   }
-  return ExportReport{.statements = Statements(opened->reader->manifest(), options)};
+  return Statements(opened->reader->manifest(), options);
 }
 
 }  // namespace deepnet

@@ -20,7 +20,7 @@
 namespace deepnet {
 namespace {
 
-constexpr int64_t kPieceElements = int64_t{1} << 18;
+constexpr int64_t kCopyElements = int64_t{1} << 18;
 
 // A folder that was read, but for its tensors.
 struct Incoming {
@@ -134,8 +134,8 @@ absl::Status CopyTensors(const Inventory& inventory, const std::vector<ElementRe
     const StoredTensor stored{.name = absl::StrCat(kWeightPrefix, parameter.name),
                               .shape = parameter.shape,
                               .num_elements = parameter.NumElements()};
-    for (int64_t at = 0; at < stored.num_elements; at += kPieceElements) {
-      piece.resize(static_cast<size_t>(std::min(kPieceElements, stored.num_elements - at)));
+    for (int64_t at = 0; at < stored.num_elements; at += kCopyElements) {
+      piece.resize(static_cast<size_t>(std::min(kCopyElements, stored.num_elements - at)));
       RETURN_IF_ERROR(sources[p](at, piece));
       RETURN_IF_ERROR(writer.Append(
           stored, {reinterpret_cast<const char*>(piece.data()), piece.size() * sizeof(float)}));

@@ -27,17 +27,15 @@ struct ExportOptions {
   ToolOptions tool = {};
 };
 
-struct ExportReport {
-  std::vector<std::string> statements = {};  // for the user, a sentence or two each
-};
-
 // Writes `output`, which does not exist or is an empty folder, by way of `output` + ".tmp": it
 // exists completely or not at all. The ranks of options.tool.world write a file of weights each.
 // The tokenizer is that of the run folder that holds `checkpoint_folder`. Errors carry
 // ExitCode::kCheckpoint; kBadConfig for the output folder, kDoesNotFit for memory.
-absl::StatusOr<ExportReport> ExportCheckpoint(FileSystem& fs, const std::string& checkpoint_folder,
-                                              const std::string& output,
-                                              const ExportOptions& options);
+// Returns statements for the user, a sentence or two each.
+absl::StatusOr<std::vector<std::string>> ExportCheckpoint(FileSystem& fs,
+                                                          const std::string& checkpoint_folder,
+                                                          const std::string& output,
+                                                          const ExportOptions& options);
 
 struct ImportOptions {
   // Completes the RunSpec of a folder of another program, which gives only model and tags.

@@ -4,11 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <set>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -58,7 +56,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr int64_t kLengthBytes = sizeof(uint64_t);
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
-constexpr int64_t kPieceElements = int64_t{1} << 18;
+constexpr int64_t kCopyElements = int64_t{1} << 18;
 constexpr size_t kHeaderAlignment = 8;  // of the elements in the file
 
 using Shard = std::span<const OutgoingTensor>;
@@ -134,8 +132,8 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
   std::string bytes;
   for (const OutgoingTensor& tensor : shard) {
     const int64_t elements = NumElements(tensor.shape);
-    for (int64_t at = 0; at < elements; at += kPieceElements) {
-      piece.resize(static_cast<size_t>(std::min(kPieceElements, elements - at)));
+    for (int64_t at = 0; at < elements; at += kCopyElements) {
+      piece.resize(static_cast<size_t>(std::min(kCopyElements, elements - at)));
       RETURN_IF_ERROR(tensor.read(at, piece));
       bytes.clear();
       AppendFloats(type, piece, &bytes);
@@ -148,7 +146,7 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
 }
 
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one tensor; keeps products in range
-constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kReadBytes = size_t{1} << 20;
 
 absl::Status Damaged(const std::string& file, const std::string& what) {
   return WithExitCode(absl::DataLossError(absl::StrCat("'", file, "': ", what)),
@@ -379,7 +377,7 @@ absl::Status SafetensorsFolder::Read(const IncomingTensor& tensor, int64_t first
   int64_t offset = tensor.offset + first_element * static_cast<int64_t>(width);
   std::string bytes;
   while (!into.empty()) {
-    const size_t count = std::min(into.size(), kPieceBytes / width);
+    const size_t count = std::min(into.size(), kReadBytes / width);
     bytes.resize(count * width);
     ASSIGN_OR_RETURN(const int64_t got, fs_.ReadAt(path, offset, {bytes.data(), bytes.size()}));
     if (static_cast<size_t>(got) != bytes.size()) return Damaged(path, "became shorter");

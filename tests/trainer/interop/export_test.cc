@@ -107,10 +107,10 @@ TEST(Export, OnlyAModelThatM2m100ComputesIsCalledSo) {
     EXPECT_EQ(config->model_type(), m2m ? "m2m_100" : "deepnet");
     EXPECT_EQ(config->d_model(), 8);
     EXPECT_EQ(config->encoder_ffn_dim(), 12);
-    EXPECT_EQ(report->statements.empty(), m2m);
+    EXPECT_EQ(report->empty(), m2m);
     if (m2m) continue;
     EXPECT_EQ(config->encoder_alpha(), MakeDepthScaling(model).encoder_alpha);
-    EXPECT_THAT(report->statements[0], HasSubstr("residual is "));
+    EXPECT_THAT(report->front(), HasSubstr("residual is "));
   }
 }
 
@@ -128,7 +128,7 @@ TEST(Export, AsBfloat16IsHalfTheSizeAndSaysSo) {
   options.layout.type = FloatType::kBfloat16;
   const auto report = ExportCheckpoint(fs, kSource, "hf", options);
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->statements.back(), "Weights are rounded to bfloat16.");
+  EXPECT_EQ(report->back(), "Weights are rounded to bfloat16.");
   const auto folder = SafetensorsFolder::Open(fs, "hf", {});
   ASSERT_TRUE(folder.ok()) << folder.status();
   const std::vector<float> rounded = ReadAll(**folder, "model.shared.weight");
@@ -230,7 +230,7 @@ TEST(Export, ToMarianMultipliesByWhatBranchNormLetsInAtTheCheckpointsStep) {
   SaveModel(fs, model);
   const auto report = ExportCheckpoint(fs, kSource, "marian", {.format = ExportFormat::kMarian});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_THAT(report->statements, ::testing::Contains(HasSubstr("BRANCH_NORM")));
+  EXPECT_THAT(*report, ::testing::Contains(HasSubstr("BRANCH_NORM")));
   const auto folder = SafetensorsFolder::Open(fs, "marian", {});
   ASSERT_TRUE(folder.ok()) << folder.status();
   const Inventory inventory = Describe(model, {});
