@@ -61,7 +61,7 @@ MUTANTS = {
         DATA + "prepare/blocks.cc", "if (only.num_pairs() == sources[0].count) {", "if (only.num_pairs() >= sources[0].count) {",
         PARTS),
     "damaged-shards-are-copied": (
-        DATA + "prepare/blocks.cc", "shard.ok() && shard->CheckContent().ok() &&", "shard.ok() &&", PARTS),
+        DATA + "prepare/blocks.cc", "shard.ok() && shard->CheckContent().ok() && ", "shard.ok() && ", PARTS),
     "changed-inputs-keep-their-scans": (
         DATA + "prepare/scan.cc", "found->second.modified_ns(),", "0,", PARTS),
     "tags-take-no-room": (

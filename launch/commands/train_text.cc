@@ -96,7 +96,7 @@ absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
 absl::StatusOr<int32_t> PiecesFor(const CommandLine& line, const Sides& sides) {
   double bytes = 0.0;
   for (const Side& side : sides) {
-    const auto file = DescribeInput(side.file, ResolvePath(line, side.file));
+    const auto file = StatInput(side.file, ResolvePath(line, side.file));
     if (!file.ok()) return WithExitCode(WithPrefix("--text", file.status()), ExitCode::kData);
     bytes += static_cast<double>(file->bytes()) * (IsCompressed(side.file) ? 3 : 1);
   }

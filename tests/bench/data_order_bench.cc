@@ -66,7 +66,7 @@ StepBatch Pack(const DataOrder& order, int64_t step, const DataOrder::Window& wi
   const int64_t begin = step % order.steps_per_window() * order.global_microbatches();
   for (int64_t m = begin; m < begin + order.global_microbatches(); ++m) {
     MicrobatchBuilder builder(order.capacity());
-    for (const PairRef& pair : window.microbatches[m]) {
+    for (const PairRef& pair : window[m]) {
       const PairLengths lengths = index.Lengths(pair.direction, pair.pair);
       const std::vector<int32_t> source(lengths.source, kPiece), target(lengths.target, kPiece);
       builder.Add(ordinal++, EncodePair({}, source, target));
@@ -102,7 +102,8 @@ int Run(int64_t num_pairs, double allowed) {
     const StepBatch batch = Pack(*order, last_step, window, index);
     f.first_batch = SecondsNow() - begin;
     if (f.first_batch > slowest.first_batch) slowest = f;
-    drawn = window.num_drawn;
+    drawn = 0;
+    for (const auto& microbatch : window) drawn += std::ssize(microbatch);
     for (const Microbatch& microbatch : batch.microbatches) {
       source += static_cast<double>(microbatch.num_source_tokens);
       target += static_cast<double>(microbatch.num_target_tokens);

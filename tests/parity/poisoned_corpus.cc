@@ -82,7 +82,7 @@ absl::Status PoisonSteps(const std::string& folder, DataSpec data, uint64_t seed
     const DataOrder::Window window = order.MakeWindow(step / order.steps_per_window());
     const int64_t begin = step % order.steps_per_window() * order.global_microbatches();
     for (int64_t m = begin; m < begin + order.global_microbatches(); ++m) {
-      for (const PairRef& pair : window.microbatches[m]) {
+      for (const PairRef& pair : window[m]) {
         const ShardEntry entry = shard.entry(pair.pair);
         Overwrite(file, header, entry.first_token, entry.num_first + entry.num_second, tag);
       }

@@ -51,4 +51,10 @@ void ContentHasher::Update(std::string_view bytes) {
 
 uint64_t ContentHasher::Digest() const { return HashBytes(pending_, hash_); }
 
+uint64_t HashContent(std::string_view bytes) {
+  ContentHasher hasher;
+  hasher.Update(bytes);
+  return hasher.Digest();
+}
+
 }  // namespace deepnet

@@ -12,6 +12,9 @@ namespace deepnet {
 // Hash of `bytes`; `seed` chains several.
 uint64_t HashBytes(std::string_view bytes, uint64_t seed = 0);
 
+// Hash of a file's bytes: that of a ContentHasher.
+uint64_t HashContent(std::string_view bytes);
+
 // Hash of a stream of bytes, however it is cut into calls.
 class ContentHasher {
  public:

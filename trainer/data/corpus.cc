@@ -23,8 +23,9 @@ absl::Status CheckHash(const std::string& path, uint64_t hash, const CorpusFile&
       absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
 }
 
-double Variance(double squares, double mean, double count) {
-  return std::max(0.0, squares / count - mean * mean);
+MeanAndVariance MomentsOf(uint64_t sum, uint64_t squares, double count) {
+  const double mean = static_cast<double>(sum) / count;
+  return {mean, std::max(0.0, static_cast<double>(squares) / count - mean * mean)};
 }
 
 }  // namespace
@@ -163,16 +164,9 @@ LengthMoments Corpus::Moments(int direction, int32_t max_tokens) const {
   if (sum.num_pairs == 0) return moments;
   const auto count = static_cast<double>(sum.num_pairs);
   moments.num_pairs = static_cast<int64_t>(sum.num_pairs);
-  moments.mean_source = static_cast<double>(sum.first_tokens) / count;
-  moments.mean_target = static_cast<double>(sum.second_tokens) / count;
-  moments.variance_source =
-      Variance(static_cast<double>(sum.first_squares), moments.mean_source, count);
-  moments.variance_target =
-      Variance(static_cast<double>(sum.second_squares), moments.mean_target, count);
-  if (place.swapped) {
-    std::swap(moments.mean_source, moments.mean_target);
-    std::swap(moments.variance_source, moments.variance_target);
-  }
+  moments.source = MomentsOf(sum.first_tokens, sum.first_squares, count);
+  moments.target = MomentsOf(sum.second_tokens, sum.second_squares, count);
+  if (place.swapped) std::swap(moments.source, moments.target);
   return moments;
 }
 

@@ -11,15 +11,6 @@
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
-namespace {
-
-std::vector<int32_t> ToIds(const TokenSpan& tokens) {
-  std::vector<int32_t> ids(tokens.size());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = tokens[i];
-  return ids;
-}
-
-}  // namespace
 
 PairSize SpareOf(const Capacity& capacity, std::span<const PairRef> pairs) {
   PairSize spare = {capacity.source, capacity.target};
@@ -35,21 +26,30 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
   absl::StatusOr<DataOrder> order = DataOrder::Make(spec, seed, corpus, architecture);
   RETURN_IF_ERROR(WithExitCode(corpus->Intact(), ExitCode::kData));
   RETURN_IF_ERROR(order.status());
-  std::vector<DirectionTags> tags;
-  for (const Direction& direction : corpus->directions()) {
-    const auto source = corpus->vocabulary().TagId(direction.source);
-    const auto target = corpus->vocabulary().TagId(direction.target);
-    DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
-    tags.push_back({spec.tags(), *source, *target});
-  }
-  const MaskingRule masking = {spec.mlm_probability(), corpus->vocabulary().first_tag()};
   std::optional<SubwordSampler> subwords;
   if (spec.subword_alpha() > 0) {
     ASSIGN_OR_RETURN(subwords, SubwordSampler::Make(spec, seed, &corpus->vocabulary()));
   }
   return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(*std::move(order), std::move(tags), corpus, architecture, seed, masking,
-                            spec.max_sentence_tokens(), subwords));
+      new CorpusBatchSource(*std::move(order), spec, seed, corpus, architecture, subwords));
+}
+
+CorpusBatchSource::CorpusBatchSource(DataOrder order, const DataSpec& spec, uint64_t seed,
+                                     const Corpus* corpus, Architecture architecture,
+                                     const std::optional<SubwordSampler>& subwords)
+    : order_(std::move(order)),
+      corpus_(corpus),
+      architecture_(architecture),
+      seed_(seed),
+      masking_{spec.mlm_probability(), corpus->vocabulary().first_tag()},
+      max_tokens_(spec.max_sentence_tokens()),
+      subwords_(subwords) {
+  for (const Direction& direction : corpus->directions()) {
+    const auto source = corpus->vocabulary().TagId(direction.source);
+    const auto target = corpus->vocabulary().TagId(direction.target);
+    DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
+    tags_.push_back({spec.tags(), *source, *target});
+  }
 }
 
 // Returns the pieces of one side, which has `positions` of the microbatch and may take from
@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
 std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side, int32_t positions,
                                                int32_t* spare) const {
   const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
-  std::vector<int32_t> pieces = ToIds(side == 0 ? tokens.source : tokens.target);
+  std::vector<int32_t> pieces = (side == 0 ? tokens.source : tokens.target).ToIds();
   if (!subwords_.has_value() || pieces.empty()) return pieces;
   const PairSize extra = SizeOf(PairLengths(), tags_[pair.direction].style, architecture_);
   const bool is_source = side == 0 && architecture_ == ENCODER_DECODER;
@@ -118,10 +118,10 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   uint32_t ordinal = 0;
   const int64_t begin = step % order_.steps_per_window() * order_.global_microbatches();
   for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
-    absl::StatusOr<Microbatch> packed = Pack(window_.microbatches[m], ordinal, step);
+    absl::StatusOr<Microbatch> packed = Pack(window_[m], ordinal, step);
     if (!packed.ok()) return WithExitCode(packed.status(), ExitCode::kData);
     const Microbatch& made = batch.microbatches.emplace_back(*std::move(packed));
-    ordinal += static_cast<uint32_t>(window_.microbatches[m].size());
+    ordinal += static_cast<uint32_t>(window_[m].size());
     batch.num_source_tokens += made.num_source_tokens;
     batch.num_target_tokens += made.num_target_tokens;
   }

@@ -39,17 +39,8 @@ class CorpusBatchSource : public BatchSource {
   const DataOrder& order() const { return order_; }
 
  private:
-  CorpusBatchSource(DataOrder order, std::vector<DirectionTags> tags, const Corpus* corpus,
-                    Architecture architecture, uint64_t seed, const MaskingRule& masking,
-                    int32_t max_tokens, const std::optional<SubwordSampler>& subwords)
-      : order_(std::move(order)),
-        tags_(std::move(tags)),
-        corpus_(corpus),
-        architecture_(architecture),
-        seed_(seed),
-        masking_(masking),
-        max_tokens_(max_tokens),
-        subwords_(subwords) {}
+  CorpusBatchSource(DataOrder order, const DataSpec& spec, uint64_t seed, const Corpus* corpus,
+                    Architecture architecture, const std::optional<SubwordSampler>& subwords);
   absl::StatusOr<Microbatch> Pack(std::span<const PairRef> pairs, uint32_t ordinal,
                                   int64_t step) const;
   EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
@@ -57,7 +48,7 @@ class CorpusBatchSource : public BatchSource {
                               int32_t* spare) const;
 
   const DataOrder order_;
-  const std::vector<DirectionTags> tags_;  // by direction
+  std::vector<DirectionTags> tags_;  // by direction
   const Corpus* const corpus_;
   const Architecture architecture_;
   const uint64_t seed_;

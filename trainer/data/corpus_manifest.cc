@@ -1,6 +1,5 @@
 #include "trainer/data/corpus_manifest.h"
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
 

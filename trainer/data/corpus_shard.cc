@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
-#include "absl/status/status.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 #include "parallel/base/crc32c.h"
 #include "parallel/base/status_macros.h"
@@ -68,10 +67,9 @@ void Narrow(std::span<const int32_t> ids, std::string* bytes) {
 
 absl::StatusOr<uint64_t> HashFile(const std::string& path) {
   ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  ContentHasher hasher;
-  hasher.Update(file.bytes());
+  const uint64_t hash = HashContent(file.bytes());
   RETURN_IF_ERROR(file.Intact());
-  return hasher.Digest();
+  return hash;
 }
 
 absl::StatusOr<std::unique_ptr<ShardWriter>> ShardWriter::Create(const std::string& path,
@@ -181,8 +179,8 @@ struct Shard::Checked {
 
   std::vector<std::atomic<uint8_t>> blocks;
   std::atomic<bool> damaged{false};
-  std::mutex mutex;
-  absl::Status damage;  // the first that was found, guarded by `mutex`
+  absl::Mutex mutex;
+  absl::Status damage ABSL_GUARDED_BY(mutex);  // the first that was found
 };
 
 Shard::Shard(MappedFile file, const ShardHeader& header, int32_t vocabulary_size)
@@ -193,7 +191,7 @@ Shard::Shard(MappedFile file, const ShardHeader& header, int32_t vocabulary_size
       checked_(std::make_shared<Checked>(NumBlocks(header))) {}
 
 void Shard::NoteDamage(std::string_view what) const {
-  const std::lock_guard lock(checked_->mutex);
+  const absl::MutexLock lock(&checked_->mutex);
   if (checked_->damaged) return;
   checked_->damage =
       absl::DataLossError(absl::StrCat(file_.path(), ": damaged: ", std::string(what)));
@@ -203,7 +201,7 @@ void Shard::NoteDamage(std::string_view what) const {
 absl::Status Shard::Intact() const {
   RETURN_IF_ERROR(file_.Intact());
   if (!checked_->damaged) return absl::OkStatus();
-  const std::lock_guard lock(checked_->mutex);
+  const absl::MutexLock lock(&checked_->mutex);
   return checked_->damage;
 }
 

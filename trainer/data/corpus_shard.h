@@ -81,6 +81,11 @@ class TokenSpan {
   int32_t operator[](size_t i) const {
     return narrow_ != nullptr ? narrow_[i] : static_cast<int32_t>(wide_[i]);
   }
+  std::vector<int32_t> ToIds() const {
+    std::vector<int32_t> ids(size_);
+    for (size_t i = 0; i < size_; ++i) ids[i] = (*this)[i];
+    return ids;
+  }
 
  private:
   const uint16_t* narrow_ = nullptr;
@@ -103,9 +108,6 @@ class ShardWriter {
 
   // Completes the file and syncs it to disk. Before that the file is no shard.
   absl::Status Finish();
-
-  const std::vector<LengthRow>& lengths() const { return lengths_; }  // row m as in LengthRow
-  uint64_t content_hash() const { return hasher_.Digest(); }          // once finished
 
  private:
   explicit ShardWriter(std::string path) : path_(std::move(path)) {}
@@ -148,7 +150,6 @@ class Shard {
   absl::Status CheckContent() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }
-  int64_t num_tokens() const { return header_.num_tokens; }
   uint64_t content_hash() const { return header_.content_hash; }
   uint64_t ChecksumsHash() const;  // of all blocks' checksums
   std::span<const LengthRow> lengths() const;

@@ -14,7 +14,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/sampling.h"
 #include "trainer/data/subword_sampler.h"
 
 namespace deepnet {
@@ -27,16 +26,10 @@ constexpr double kSigmas = 3.5;
 constexpr double kUsable = 0.99;
 constexpr int32_t kDefaultMaxTokens = 250;
 
-// Moments of what one draw adds to a side: positions, 0 for a pair that is skipped.
+// What one draw adds to a window: positions of both sides, 0 for a pair that is skipped. Variances
+// are those within directions, because each direction's number of draws is fixed.
 struct DrawMoments {
-  double mean = 0.0;
-  double variance = 0.0;  // within directions: each direction's number of draws is fixed
-};
-
-struct WindowMoments {
-  DrawMoments source;
-  DrawMoments target;
-  DrawMoments sentences;
+  MeanAndVariance source, target, sentences;
 };
 
 struct WindowShape {
@@ -44,15 +37,15 @@ struct WindowShape {
   int64_t pairs = 0;
 };
 
-void AddMoments(double share, double kept, double mean, double variance, DrawMoments* sum) {
-  const double mean_of_draw = kept * mean;
+void AddMoments(double share, double kept, MeanAndVariance of_kept, MeanAndVariance* sum) {
+  const double mean = of_kept.mean, mean_of_draw = kept * mean;
   sum->mean += share * mean_of_draw;
-  sum->variance += share * (kept * (variance + mean * mean) - mean_of_draw * mean_of_draw);
+  sum->variance += share * (kept * (of_kept.variance + mean * mean) - mean_of_draw * mean_of_draw);
 }
 
 // Returns the draws that fill `capacity`: the largest n with n mean + kSigmas sqrt(n variance) <=
 // kUsable capacity.
-double DrawsThatFit(const DrawMoments& moments, double capacity) {
+double DrawsThatFit(const MeanAndVariance& moments, double capacity) {
   if (moments.mean <= 0.0) return std::numeric_limits<double>::infinity();
   const double spread = kSigmas * std::sqrt(moments.variance);
   const double root =
@@ -89,8 +82,8 @@ std::vector<double> Factors(const PairIndex& index, const DataSpec& spec,
 }
 
 // Returns the moments of a draw at each temperature of the run.
-std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
-                                          Architecture architecture) {
+std::vector<DrawMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
+                                        Architecture architecture) {
   const std::vector<int> selected = SelectedDirections(index, spec);
   const int32_t room = SubwordRoom(spec);
   const PairSize extra = SizeOf({room, room}, spec.tags(), architecture);
@@ -100,32 +93,32 @@ std::vector<WindowMoments> MomentsByPhase(const PairIndex& index, const DataSpec
   }
   if (phases.empty()) phases.push_back({0, 1.0});
   const SamplingPlan plan(Counts(index, selected), phases, 1, Factors(index, spec, selected));
-  std::vector<WindowMoments> moments(phases.size());
+  std::vector<DrawMoments> moments(phases.size());
   for (int k = 0; k < static_cast<int>(phases.size()); ++k) {
     for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
-      const LengthMoments lengths = index.Moments(selected[i], spec.max_sentence_tokens());
+      LengthMoments lengths = index.Moments(selected[i], spec.max_sentence_tokens());
       const double share = plan.Share(i, k);
       const double kept = static_cast<double>(lengths.num_pairs) /
                           static_cast<double>(index.directions()[selected[i]].num_pairs);
-      const DrawMoments source = {lengths.mean_source, lengths.variance_source};
-      const DrawMoments target = {lengths.mean_target, lengths.variance_target};
-      const DrawMoments& labelled = architecture == ENCODER_ONLY ? source : target;
-      AddMoments(share, kept, labelled.mean + extra.target, labelled.variance, &moments[k].target);
+      MeanAndVariance& labelled = architecture == ENCODER_ONLY ? lengths.source : lengths.target;
+      labelled.mean += extra.target;
+      AddMoments(share, kept, labelled, &moments[k].target);
       if (architecture == ENCODER_DECODER) {
-        AddMoments(share, kept, source.mean + extra.source, source.variance, &moments[k].source);
+        lengths.source.mean += extra.source;
+        AddMoments(share, kept, lengths.source, &moments[k].source);
       }
-      AddMoments(share, kept, 1.0, 0.0, &moments[k].sentences);
+      AddMoments(share, kept, {1.0, 0.0}, &moments[k].sentences);
     }
   }
   return moments;
 }
 
 // Returns steps and draws of a window. With capacity.source == 0 the source is unlimited.
-WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity& capacity,
+WindowShape ShapeOfWindow(std::span<const DrawMoments> phases, const Capacity& capacity,
                           int64_t global_microbatches) {
   const auto draws_of = [&](double microbatches) {
     double draws = std::numeric_limits<double>::infinity();
-    for (const WindowMoments& m : phases) {
+    for (const DrawMoments& m : phases) {
       if (capacity.source > 0) {
         draws = std::min(draws, DrawsThatFit(m.source, capacity.source * microbatches));
       }
@@ -146,12 +139,12 @@ WindowShape ShapeOfWindow(std::span<const WindowMoments> phases, const Capacity&
 }
 
 // Returns the source capacity with which both sides of a window fill alike.
-int32_t EvenSourceCapacity(std::span<const WindowMoments> phases, const Capacity& capacity,
+int32_t EvenSourceCapacity(std::span<const DrawMoments> phases, const Capacity& capacity,
                            int64_t global_microbatches) {
   const WindowShape shape = ShapeOfWindow(phases, capacity, global_microbatches);
   const auto draws = static_cast<double>(shape.pairs);
   double needed = 0.0;
-  for (const WindowMoments& m : phases) {
+  for (const DrawMoments& m : phases) {
     needed =
         std::max(needed, draws * m.source.mean + kSigmas * std::sqrt(draws * m.source.variance));
   }
@@ -165,14 +158,14 @@ absl::Status CheckKnown(const PairIndex& index, const std::string& field,
       std::any_of(index.directions().begin(), index.directions().end(),
                   [&](const Direction& d) { return d.Matches(pattern) && d.num_pairs > 0; });
   if (known) return absl::OkStatus();
-  constexpr size_t kMostNames = 40;
+  constexpr size_t kMaxNames = 40;
   const std::vector<Direction>& all = index.directions();
   std::string names;
-  for (size_t i = 0; i < std::min(all.size(), kMostNames); ++i) {
+  for (size_t i = 0; i < std::min(all.size(), kMaxNames); ++i) {
     absl::StrAppend(&names, " ", all[i].Name());
   }
-  if (all.size() > kMostNames) {
-    absl::StrAppend(&names, " and ", all.size() - kMostNames, " more directions");
+  if (all.size() > kMaxNames) {
+    absl::StrAppend(&names, " and ", all.size() - kMaxNames, " more directions");
   }
   return absl::InvalidArgumentError(
       absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", names));
@@ -227,6 +220,24 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
                                                  " (data.max_sentence_tokens and tags)"));
 }
 
+std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_window) {
+  std::vector<SamplingPhase> phases;
+  for (const TemperaturePoint& point : spec.temperature()) {
+    const int64_t window = (point.from_step() + steps_per_window - 1) / steps_per_window;
+    if (!phases.empty() && phases.back().first_window == window) phases.pop_back();
+    phases.push_back({window, point.temperature()});
+  }
+  if (phases.empty()) phases.push_back({0, 1.0});
+  return phases;
+}
+
+std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
+  std::vector<PairSize> sizes;
+  sizes.reserve(pairs.size());
+  for (const PairRef& pair : pairs) sizes.push_back(pair.size);
+  return sizes;
+}
+
 }  // namespace
 
 bool IsSelected(const Direction& direction, const DataSpec& spec) {
@@ -263,7 +274,7 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architectur
       CheckCapacity("max_target_tokens", microbatch.max_target_tokens(), longest.target));
   if (microbatch.max_source_tokens() == 0 && longest.source > 0) {
     const Capacity capacity = {0, microbatch.max_target_tokens(), microbatch.max_sentences()};
-    const std::vector<WindowMoments> phases = MomentsByPhase(index, *spec, architecture);
+    const std::vector<DrawMoments> phases = MomentsByPhase(index, *spec, architecture);
     microbatch.set_max_source_tokens(std::max(
         longest.source, EvenSourceCapacity(phases, capacity, spec->global_microbatches())));
   }
@@ -286,9 +297,9 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   const MicrobatchSpec& microbatch = resolved.microbatch();
   const Capacity capacity = {microbatch.max_source_tokens(), microbatch.max_target_tokens(),
                              microbatch.max_sentences()};
-  const std::vector<WindowMoments> phases = MomentsByPhase(*index, resolved, architecture);
+  const std::vector<DrawMoments> phases = MomentsByPhase(*index, resolved, architecture);
   const bool all_skipped = std::all_of(
-      phases.begin(), phases.end(), [](const WindowMoments& m) { return m.sentences.mean <= 0.0; });
+      phases.begin(), phases.end(), [](const DrawMoments& m) { return m.sentences.mean <= 0.0; });
   if (all_skipped) {
     return absl::InvalidArgumentError(
         absl::StrCat("data.max_sentence_tokens: every pair has a side of more than ",
@@ -297,21 +308,6 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.global_microbatches());
   return DataOrder(resolved, seed, index, architecture, shape.steps, shape.pairs);
 }
-
-namespace {
-
-std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_window) {
-  std::vector<SamplingPhase> phases;
-  for (const TemperaturePoint& point : spec.temperature()) {
-    const int64_t window = (point.from_step() + steps_per_window - 1) / steps_per_window;
-    if (!phases.empty() && phases.back().first_window == window) phases.pop_back();
-    phases.push_back({window, point.temperature()});
-  }
-  if (phases.empty()) phases.push_back({0, 1.0});
-  return phases;
-}
-
-}  // namespace
 
 DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index,
                      Architecture architecture, int64_t steps_per_window, int64_t pairs_per_window)
@@ -350,7 +346,8 @@ PairSize DataOrder::Reserved(const PairLengths& lengths) const {
                 tags_, architecture_);
 }
 
-std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
+// Returns the pairs of a window but for those with a side of more than max_tokens pieces.
+std::vector<PairRef> DataOrder::Draw(int64_t window) const {
   std::vector<PairRef> pairs;
   pairs.reserve(static_cast<size_t>(pairs_per_window_) + selected_.size());
   for (int i = 0; i < static_cast<int>(selected_.size()); ++i) {
@@ -362,55 +359,37 @@ std::vector<PairRef> DataOrder::Draw(int64_t window, Window* counts) const {
       key.epoch = static_cast<uint32_t>(n / facts.num_pairs);
       const int64_t pair = Permute(key, facts.num_pairs, n % facts.num_pairs);
       const PairLengths lengths = index_->Lengths(direction, pair);
-      ++counts->num_drawn;
-      if (std::max(lengths.source, lengths.target) > max_tokens_) {
-        ++counts->num_skipped;
-        continue;
-      }
+      if (std::max(lengths.source, lengths.target) > max_tokens_) continue;
       pairs.push_back({direction, pair, Reserved(lengths), n});
     }
   }
   return pairs;
 }
 
-namespace {
-
-std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
-  std::vector<PairSize> sizes;
-  sizes.reserve(pairs.size());
-  for (const PairRef& pair : pairs) sizes.push_back(pair.size);
-  return sizes;
-}
-
-}  // namespace
-
 DataOrder::Window DataOrder::MakeWindow(int64_t window) const {
   DEEPNET_CHECK(window >= 0) << "window " << window;
   const auto num_microbatches = static_cast<int>(steps_per_window_ * global_microbatches_);
-  Window result;
-  std::vector<PairRef> pairs = Draw(window, &result);
+  std::vector<PairRef> pairs = Draw(window);
   Packing packing = PackBalanced(Sizes(pairs), num_microbatches, capacity_);
-  result.num_carried = static_cast<int64_t>(packing.left.size());
   if (window > 0) {
-    Window ignored;
-    const std::vector<PairRef> before = Draw(window - 1, &ignored);
+    const std::vector<PairRef> before = Draw(window - 1);
     std::vector<int> carried;
     for (const int i : PackBalanced(Sizes(before), num_microbatches, capacity_).left) {
       carried.push_back(static_cast<int>(pairs.size()));
       pairs.push_back(before[i]);
     }
-    result.num_deferred =
-        static_cast<int64_t>(PackFirstFit(Sizes(pairs), carried, capacity_, &packing).size());
+    PackFirstFit(Sizes(pairs), carried, capacity_, &packing);
   }
+  Window result;
   for (const std::vector<int>& members : packing.microbatches) {
-    std::vector<PairRef>& microbatch = result.microbatches.emplace_back();
+    std::vector<PairRef>& microbatch = result.emplace_back();
     for (const int i : members) microbatch.push_back(pairs[i]);
   }
-  Shuffle(window, &result.microbatches);
+  Shuffle(window, &result);
   return result;
 }
 
-void DataOrder::Shuffle(int64_t window, std::vector<std::vector<PairRef>>* microbatches) const {
+void DataOrder::Shuffle(int64_t window, Window* microbatches) const {
   for (size_t last = microbatches->size() - 1; last > 0; --last) {
     const uint32_t other =
         BoundedNumber(key_, static_cast<uint64_t>(window), static_cast<uint32_t>(last),

@@ -65,15 +65,9 @@ class DataOrder {
   static absl::StatusOr<DataOrder> Make(const DataSpec& spec, uint64_t seed, const PairIndex* index,
                                         Architecture architecture = ENCODER_DECODER);
 
-  // All pairs of a window, in order: step s of the window owns microbatches
+  // The pairs of a window's microbatches. Step s of the window owns microbatches
   // [s * global_microbatches, (s + 1) * global_microbatches).
-  struct Window {
-    std::vector<std::vector<PairRef>> microbatches;
-    int64_t num_drawn = 0;     // positions taken from the shuffled epochs
-    int64_t num_skipped = 0;   // of these, a side had more than max_tokens pieces
-    int64_t num_carried = 0;   // did not fit here, so the next window takes them
-    int64_t num_deferred = 0;  // came from the window before and did not fit here either
-  };
+  using Window = std::vector<std::vector<PairRef>>;
 
   // Takes O(pairs of a window) time and memory.
   Window MakeWindow(int64_t window) const;
@@ -96,8 +90,8 @@ class DataOrder {
   DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index, Architecture architecture,
             int64_t steps_per_window, int64_t pairs_per_window);
 
-  std::vector<PairRef> Draw(int64_t window, Window* counts) const;
-  void Shuffle(int64_t window, std::vector<std::vector<PairRef>>* microbatches) const;
+  std::vector<PairRef> Draw(int64_t window) const;
+  void Shuffle(int64_t window, Window* microbatches) const;
 
   const PairIndex* index_;
   PhiloxKey key_;

@@ -12,11 +12,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include <sys/stat.h>
 
@@ -26,37 +23,24 @@
 
 namespace deepnet {
 
-// Turns the bytes of a file into the bytes of its text.
-class Decompressor {
- public:
-  virtual ~Decompressor() = default;
-
-  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
-  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
-  // stream that is not complete then is an error.
-  virtual absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) = 0;
-};
-
 namespace {
 
 constexpr size_t kRawBytes = 1 << 20;     // of a file, read by one call
 constexpr size_t kOutputBytes = 1 << 18;  // text produced by one call
 
-class PlainText : public Decompressor {
- public:
-  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
-    output->append(*input);
-    *input = {};
-    return false;
-  }
-};
+}  // namespace
 
-// A format whose library consumes bytes and may hold text of them back when its output is full.
-class Compressed : public Decompressor {
+// Turns the bytes of a file into the bytes of its text. The library behind it consumes bytes and
+// may hold text of them back when its output is full.
+class Decompressor {
  public:
-  explicit Compressed(const char* name) : name_(name) {}
+  explicit Decompressor(const char* name) : name_(name) {}
+  virtual ~Decompressor() = default;
 
-  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) override {
+  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
+  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
+  // stream that is not complete then is an error.
+  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) {
     if (input->empty() && !output_full_) {
       if (open_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is cut short"));
       return false;
@@ -85,9 +69,13 @@ class Compressed : public Decompressor {
   bool output_full_ = false;
 };
 
-class Gzip : public Compressed {
+namespace {
+
+class Gzip : public Decompressor {
  public:
-  Gzip() : Compressed("gzip") { DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib"; }
+  Gzip() : Decompressor("gzip") {
+    DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib";
+  }
   ~Gzip() override { inflateEnd(&stream_); }
 
  private:
@@ -107,9 +95,9 @@ class Gzip : public Compressed {
   z_stream stream_ = {};
 };
 
-class Zstandard : public Compressed {
+class Zstandard : public Decompressor {
  public:
-  Zstandard() : Compressed("zstd"), stream_(ZSTD_createDStream()) {
+  Zstandard() : Decompressor("zstd"), stream_(ZSTD_createDStream()) {
     DEEPNET_CHECK(stream_ != nullptr) << "zstd";
     ZSTD_DCtx_setParameter(stream_, ZSTD_d_windowLogMax, LineReader::kMaxZstdWindowLog);
   }
@@ -128,7 +116,7 @@ class Zstandard : public Compressed {
   }
 
   std::string Damage() const override {
-    if (!wants_window_) return Compressed::Damage();
+    if (!wants_window_) return Decompressor::Damage();
     constexpr int kLog = LineReader::kMaxZstdWindowLog;
     return absl::StrCat("needs more memory than a window of ", 1 << (kLog - 20),
                         " MiB: compress it with --long=", kLog, " at most");
@@ -193,8 +181,6 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
   }
   RETURN_IF_ERROR(reader->ReadRaw());
   reader->decompressor_ = MakeDecompressor(reader->raw_);
-  reader->compressed_ = reader->decompressor_ != nullptr;
-  if (!reader->compressed_) reader->decompressor_ = std::make_unique<PlainText>();
   return reader;
 }
 
@@ -209,12 +195,13 @@ absl::Status LineReader::ReadRaw() {
   }
   raw_ = std::string_view(raw_buffer_.get(), size);
   raw_ended_ = size == 0;
+  raw_bytes_ += static_cast<int64_t>(size);
   hasher_.Update(raw_);
   return absl::OkStatus();
 }
 
 absl::Status LineReader::SkipTo(int64_t line_number, int64_t text_offset) {
-  if (!compressed_) {
+  if (!compressed()) {
     if (lseek(file_, text_offset, SEEK_SET) < 0) return Failure(strerror(errno));
     raw_ = {};
     text_.clear();
@@ -234,6 +221,17 @@ absl::Status LineReader::SkipTo(int64_t line_number, int64_t text_offset) {
   return absl::OkStatus();
 }
 
+absl::Status LineReader::Decompress() {
+  const absl::StatusOr<bool> more = decompressor_->Decompress(&raw_, &text_);
+  if (!more.ok()) return Failure(std::string(more.status().message()));
+  held_back_ = *more;
+  const int64_t unpacked = text_offset_ + static_cast<int64_t>(text_.size());
+  if (unpacked <= std::max(kAlwaysUnpackedBytes, kMaxUnpackRatio * raw_bytes_)) {
+    return absl::OkStatus();
+  }
+  return Failure(absl::StrCat("unpacks to more than ", kMaxUnpackRatio, " times its size"));
+}
+
 absl::Status LineReader::Fill() {
   text_.erase(0, text_begin_);
   text_offset_ += static_cast<int64_t>(text_begin_);
@@ -241,9 +239,12 @@ absl::Status LineReader::Fill() {
   const size_t old_size = text_.size();
   while (text_.size() == old_size && !ended_) {
     if (raw_.empty() && !raw_ended_ && !held_back_) RETURN_IF_ERROR(ReadRaw());
-    const absl::StatusOr<bool> more = decompressor_->Decompress(&raw_, &text_);
-    if (!more.ok()) return Failure(std::string(more.status().message()));
-    held_back_ = *more;
+    if (compressed()) {
+      RETURN_IF_ERROR(Decompress());
+    } else {
+      text_.append(raw_);
+      raw_ = {};
+    }
     ended_ = raw_.empty() && raw_ended_ && !held_back_;
   }
   if (std::exchange(started_, true)) return absl::OkStatus();
@@ -253,7 +254,7 @@ absl::Status LineReader::Fill() {
   }
   if (const std::string format(ForeignFormat(text_)); !format.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path_, compressed_ ? ": its text is " : ": ", format,
+        absl::StrCat(path_, compressed() ? ": its text is " : ": ", format,
                      ", which is not read: plain text is, and gzip and zstd of it"));
   }
   return absl::OkStatus();

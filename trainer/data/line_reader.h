@@ -33,6 +33,10 @@ class LineReader {
  public:
   static constexpr int kMaxZstdWindowLog = 27;
   static constexpr size_t kMaxLineBytes = 1 << 16;  // the rest of a longer line is skipped
+  // Text that is longer, and than kMaxUnpackRatio times its compressed form, is made to fill disks:
+  // that of languages is 3 to 10 times as long.
+  static constexpr int64_t kAlwaysUnpackedBytes = int64_t{64} << 20;
+  static constexpr int64_t kMaxUnpackRatio = 500;
 
   // Fails if the file cannot be read or is a folder.
   static absl::StatusOr<std::unique_ptr<LineReader>> Open(const std::string& path);
@@ -43,7 +47,7 @@ class LineReader {
 
   // The next line without its end ("\n" or "\r\n") and, at the beginning, without UTF-8's byte
   // order mark, valid until the next call. False: no more lines. Fails naming the file if it cannot
-  // be read, is UTF-16, or its compressed form is damaged or cut.
+  // be read, is UTF-16, or its compressed form is damaged, cut or a bomb.
   absl::StatusOr<bool> Next(std::string_view* line);
 
   // Goes on reading behind line `line_number`, where `text_offset` is what text_offset() was. A
@@ -53,7 +57,7 @@ class LineReader {
   int64_t line_number() const { return line_number_; }  // of the last line, from 1
   bool line_was_cut() const { return line_was_cut_; }   // the last line was longer than the limit
   const std::string& path() const { return path_; }
-  bool compressed() const { return compressed_; }
+  bool compressed() const { return decompressor_ != nullptr; }
 
   // Returns the byte of the text, decompressed, at which the next line begins.
   int64_t text_offset() const { return text_offset_ + static_cast<int64_t>(text_begin_); }
@@ -63,17 +67,18 @@ class LineReader {
 
  private:
   LineReader(std::string path, int file);
-  absl::Status Fill();     // at least one more byte of text, or ended_
-  absl::Status ReadRaw();  // raw_ = the next piece of the file
+  absl::Status Fill();        // at least one more byte of text, or ended_
+  absl::Status ReadRaw();     // raw_ = the next bytes of the file
+  absl::Status Decompress();  // of raw_, to the end of text_
   absl::Status Failure(std::string_view what) const;
 
   const std::string path_;
   const int file_;
-  std::unique_ptr<Decompressor> decompressor_;
-  bool compressed_ = false;
+  std::unique_ptr<Decompressor> decompressor_;  // null: plain text
   std::unique_ptr<char[]> raw_buffer_;
   std::string_view raw_;  // bytes of raw_buffer_ not yet decompressed
   bool raw_ended_ = false;
+  int64_t raw_bytes_ = 0;   // read so far
   bool held_back_ = false;  // the decompressor has more to say about what it consumed
   bool started_ = false;    // the first text was looked at for UTF-16
   std::string text_;

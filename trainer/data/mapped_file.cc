@@ -38,7 +38,7 @@ std::atomic<Mapping*>& Mappings() {
 }
 
 // Returns an entry that nobody else uses.
-Mapping* TakeMapping() {
+Mapping* AcquireMapping() {
   for (Mapping* entry = Mappings(); entry != nullptr; entry = entry->next) {
     if (!entry->used.exchange(true)) return entry;
   }
@@ -101,7 +101,7 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
     return absl::UnavailableError(absl::StrCat(path, ": ", strerror(error)));
   }
   if (data == nullptr) return mapped;
-  Mapping* const mapping = TakeMapping();
+  Mapping* const mapping = AcquireMapping();
   mapping->lost = false;
   mapping->end = reinterpret_cast<uintptr_t>(data) + mapped.size_;
   mapping->begin = reinterpret_cast<uintptr_t>(data);

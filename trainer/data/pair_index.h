@@ -30,7 +30,14 @@ struct Direction {
   // Returns "de-en", of synthetic text "de-en.bt".
   std::string Name() const { return source + "-" + target + (tag.empty() ? "" : "." + tag); }
   // True if `pattern` is the name, or the name with "*" for languages: "*-en", "*-*.bt".
-  bool Matches(std::string_view pattern) const;
+  bool Matches(std::string_view pattern) const {
+    for (const std::string& from : {source, std::string("*")}) {
+      for (const std::string& to : {target, std::string("*")}) {
+        if (Direction{.source = from, .target = to, .tag = tag}.Name() == pattern) return true;
+      }
+    }
+    return false;
+  }
   friend bool operator==(const Direction&, const Direction&) = default;
 };
 
@@ -40,14 +47,15 @@ struct PairLengths {
   int32_t target = 0;
 };
 
-// First and second moments of the lengths of a direction's pairs without those that have a side
-// above some limit.
+struct MeanAndVariance {
+  double mean = 0.0;
+  double variance = 0.0;
+};
+
+// Moments of the lengths of a direction's pairs without those that have a side above some limit.
 struct LengthMoments {
-  int64_t num_pairs = 0;     // within the limit
-  double mean_source = 0.0;  // pieces
-  double mean_target = 0.0;
-  double variance_source = 0.0;  // pieces^2
-  double variance_target = 0.0;
+  int64_t num_pairs = 0;           // within the limit
+  MeanAndVariance source, target;  // pieces
 };
 
 // Immutable; safe from several threads.

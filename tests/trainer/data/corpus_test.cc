@@ -82,8 +82,8 @@ TEST_F(CorpusTest, KnowsTheMomentsOfItsLengths) {
       }
       const LengthMoments moments = corpus.Moments(direction, max_tokens);
       EXPECT_EQ(static_cast<double>(moments.num_pairs), n);
-      EXPECT_NEAR(moments.mean_source, source / n, 1e-9);
-      EXPECT_NEAR(moments.variance_source, squares / n - source * source / n / n, 1e-6);
+      EXPECT_NEAR(moments.source.mean, source / n, 1e-9);
+      EXPECT_NEAR(moments.source.variance, squares / n - source * source / n / n, 1e-6);
     }
   }
 }

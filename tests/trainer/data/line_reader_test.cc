@@ -16,6 +16,7 @@ namespace deepnet {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::TempFolder;
@@ -53,6 +54,20 @@ std::string Zstd(const std::string& text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');
   out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
   return out;
+}
+
+TEST(LineReader, AFileThatUnpacksToHundredsOfTimesItsSizeIsRefused) {
+  const TempFolder folder;
+  std::string text;
+  while (std::ssize(text) <= LineReader::kAlwaysUnpackedBytes) text.append(60000, 'a').append("\n");
+  for (const std::string& packed : {Gzip(text), Zstd(text)}) {
+    absl::Status status;
+    EXPECT_THAT(ReadAll(folder.Write("bomb", packed), &status).size(), Gt(1000u));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bomb: unpacks to more than 500 times"));
+  }
+  EXPECT_EQ(ReadAll(folder.Write("plain", text)).size(), text.size() / 60001);
+  text.resize(LineReader::kAlwaysUnpackedBytes);
+  EXPECT_EQ(ReadAll(folder.Write("short", Gzip(text))).size(), text.size() / 60001 + 1);
 }
 
 TEST(LineReader, SplitsAtNewlinesAndForgivesCarriageReturnsAndAMissingLastEnd) {

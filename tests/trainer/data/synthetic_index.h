@@ -51,8 +51,7 @@ class SyntheticIndex : public PairIndex {
     moments.num_pairs = static_cast<int64_t>(
         share_kept_(max_tokens) * static_cast<double>(directions_[direction].num_pairs) + 0.5);
     if (directions_[direction].source != "en") {
-      std::swap(moments.mean_source, moments.mean_target);
-      std::swap(moments.variance_source, moments.variance_target);
+      std::swap(moments.source, moments.target);
     }
     return moments;
   }
@@ -78,7 +77,8 @@ class SyntheticIndex : public PairIndex {
       ss += static_cast<double>(lengths.source) * lengths.source;
       tt += static_cast<double>(lengths.target) * lengths.target;
     }
-    return {static_cast<int64_t>(n), s / n, t / n, ss / n - s / n * s / n, tt / n - t / n * t / n};
+    return {
+        static_cast<int64_t>(n), {s / n, ss / n - s / n * s / n}, {t / n, tt / n - t / n * t / n}};
   }
 
   void SampleMoments() { all_ = Measure(1000); }

@@ -24,11 +24,6 @@ namespace fs = std::filesystem;
 
 std::string NameOf(const PreparedPart& part) { return absl::StrFormat("%016x", part.key()); }
 
-void Widen(const TokenSpan& tokens, std::vector<int32_t>* ids) {
-  ids->resize(tokens.size());
-  for (size_t i = 0; i < tokens.size(); ++i) (*ids)[i] = tokens[i];
-}
-
 }  // namespace
 
 EncodedBlocks::EncodedBlocks(PrepareContext& context, const std::string& tokenizer,
@@ -101,9 +96,7 @@ absl::Status EncodedBlocks::FindEarlier() {
 absl::Status EncodedBlocks::Find() {
   RETURN_IF_ERROR(FindEarlier());
   CorpusParts mine;
-  std::vector<int> owners;
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    owners.push_back(static_cast<int>(i % static_cast<size_t>(context_.world.size())));
     if (!context_.IsMine(i)) continue;
     const PreparedPart& wanted = blocks_[i].part;
     const auto earlier = earlier_.find(wanted.key());
@@ -111,7 +104,8 @@ absl::Status EncodedBlocks::Find() {
     if (!found.has_value() && earlier != earlier_.end()) found = earlier->second.part;
     *mine.add_parts() = found.value_or(wanted);
   }
-  ASSIGN_OR_RETURN(std::vector<PreparedPart> found, context_.AllGatherParts(mine, owners));
+  ASSIGN_OR_RETURN(std::vector<PreparedPart> found,
+                   context_.AllGatherParts(mine, context_.OwnersInTurn(blocks_.size())));
   int64_t num_found = 0;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     blocks_[i].part = std::move(found[i]);
@@ -153,10 +147,10 @@ absl::Status EncodedBlocks::Encode() {
     RETURN_IF_ERROR(EncodeOne(encode, bits, &it));
     *mine.add_parts() = it.part;
   }
-  return TakeEncoded(mine);
+  return NoteEncoded(mine);
 }
 
-absl::Status EncodedBlocks::TakeEncoded(const CorpusParts& mine) {
+absl::Status EncodedBlocks::NoteEncoded(const CorpusParts& mine) {
   ASSIGN_OR_RETURN(const std::vector<CorpusParts> all, AllGatherMessages(context_.world, mine));
   std::map<uint64_t, const PreparedPart*> encoded;
   for (const CorpusParts& parts : all) {
@@ -244,16 +238,13 @@ absl::Status EncodedBlocks::LinkOrCopy(const std::vector<Pairs>& sources,
   ASSIGN_OR_RETURN(auto writer, ShardWriter::Create(path, vocabulary_.size()));
   std::optional<Shard> shard;
   std::string open;  // its path
-  std::vector<int32_t> first, second;
   for (const Pairs& source : sources) {
     if (open != source.path) {
       ASSIGN_OR_RETURN(shard, Shard::Open(source.path, vocabulary_.size()));
       open = source.path;
     }
     for (int64_t pair = source.first; pair < source.first + source.count; ++pair) {
-      Widen(shard->First(pair), &first);
-      Widen(shard->Second(pair), &second);
-      RETURN_IF_ERROR(writer->Add(first, second));
+      RETURN_IF_ERROR(writer->Add(shard->First(pair).ToIds(), shard->Second(pair).ToIds()));
     }
     RETURN_IF_ERROR(shard->Intact());
   }

@@ -55,7 +55,7 @@ class EncodedBlocks {
   absl::Status Find();
   absl::Status FindEarlier();
   void WarnOfDrops() const;                           // of each text
-  absl::Status TakeEncoded(const CorpusParts& mine);  // of all ranks
+  absl::Status NoteEncoded(const CorpusParts& mine);  // of all ranks
   absl::Status EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it);
   absl::StatusOr<std::vector<uint64_t>> ReadBits(const PreparedPart& scan) const;
   Pairs PairsOf(const PreparedPart& part) const;

@@ -78,6 +78,13 @@ TextFilter::TextFilter(const CleaningSpec& spec, std::vector<std::string> langua
   DEEPNET_CHECK(std::is_sorted(languages_.begin(), languages_.end())) << "languages";
 }
 
+TextFilter::LanguagePair TextFilter::LanguagePair::Of(const LanguagePairTexts& texts,
+                                                      const ParallelFiles& files) {
+  return {.first_hash = HeldOutSentences::LanguageHash(texts.first),
+          .second_hash = HeldOutSentences::LanguageHash(texts.second),
+          .score_threshold = files.score_threshold.value_or(0.0)};
+}
+
 bool TextFilter::HasTag(std::string_view text) const {
   for (size_t open = text.find("__"); open != std::string_view::npos;
        open = text.find("__", open + 1)) {
@@ -118,6 +125,18 @@ DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t 
     return DropReason::kLengthRatio;
   }
   return DropReason::kNone;
+}
+
+void DropCounts::Add(DropReason reason, const PairReader& reader, int64_t line) {
+  const auto place = static_cast<size_t>(reason);
+  if (lines[place]++ == 0) examples[place] = reader.Location(line);
+}
+
+void DropCounts::Add(const DropCounts& later) {
+  for (size_t reason = 0; reason < lines.size(); ++reason) {
+    if (lines[reason] == 0) examples[reason] = later.examples[reason];
+    lines[reason] += later.lines[reason];
+  }
 }
 
 int64_t DropCounts::Total() const {

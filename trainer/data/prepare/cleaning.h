@@ -62,8 +62,10 @@ class TextFilter {
   struct LanguagePair {
     uint64_t first_hash = 0;  // HeldOutSentences::LanguageHash
     uint64_t second_hash = 0;
-    bool is_training = true;       // dev and test are only checked for being text
     double score_threshold = 0.0;  // only where the pair has a score
+    bool is_training = true;       // dev and test are only checked for being text
+
+    static LanguagePair Of(const LanguagePairTexts& texts, const ParallelFiles& files);
   };
 
   // Trims both sides of `pair` in place.
@@ -86,6 +88,8 @@ struct DropCounts {
   std::array<int64_t, kNumDropReasons> lines = {};  // [kNone] = kept
   std::array<std::string, kNumDropReasons> examples;
 
+  void Add(DropReason reason, const PairReader& reader, int64_t line);
+  void Add(const DropCounts& later);  // of lines behind all of these
   int64_t Total() const;
 };
 

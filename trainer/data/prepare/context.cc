@@ -36,8 +36,14 @@ PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& outpu
       start(SecondsNow()),
       parts(Scratch()) {}
 
-bool PrepareContext::IsMine(size_t piece) const {
-  return static_cast<int>(piece % static_cast<size_t>(world.size())) == world.rank();
+std::vector<int> PrepareContext::OwnersInTurn(size_t count) const {
+  std::vector<int> owners(count);
+  for (size_t i = 0; i < count; ++i) owners[i] = static_cast<int>(i) % world.size();
+  return owners;
+}
+
+bool PrepareContext::IsMine(size_t number) const {
+  return static_cast<int>(number % static_cast<size_t>(world.size())) == world.rank();
 }
 
 std::string PrepareContext::Scratch() const { return temporary + kScratch; }
@@ -70,6 +76,9 @@ absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
   std::vector<int> next(all.size(), 0);
   std::vector<PreparedPart> parts;
   for (const int owner : owners) {
+    if (next[owner] >= all[owner].parts_size()) {
+      return absl::DataLossError(absl::StrCat("rank ", owner, " has sent too few finished parts"));
+    }
     parts.push_back(std::move(*all[owner].mutable_parts(next[owner]++)));
   }
   return parts;

@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "proto/data.pb.h"
@@ -27,8 +26,9 @@ struct PrepareContext {
                  const ProgressFn& progress, const PrepareOptions& options);
 
   bool IsFirst() const { return world.rank() == 0; }
-  // Returns true if this rank does piece number `piece` of those that are dealt in turn.
-  bool IsMine(size_t piece) const;
+  // Returns the ranks that do `count` things which are dealt in turn.
+  std::vector<int> OwnersInTurn(size_t count) const;
+  bool IsMine(size_t number) const;   // of those
   std::string Scratch() const;        // for finished parts
   std::string OutputScratch() const;  // its name once the corpus is published
   // For unfinished files: of this rank in this preparation alone, so that a rank that a killed job

@@ -1,14 +1,10 @@
-// In the second reading lines are read into one chunk a thread; the chunks are tokenized side by
+// In the second reading lines are read into one batch a thread; the batches are tokenized side by
 // side, then written in the order in which they were read: the shard is the same for any number of
 // threads.
 #include "trainer/data/prepare/corpus_passes.h"
 
 #include <algorithm>
-#include <array>
-#include <memory>
 #include <optional>
-#include <span>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,8 +14,6 @@
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
-#include "trainer/data/corpus.h"
-#include "trainer/data/prepare/file_writer.h"
 
 namespace deepnet {
 namespace {
@@ -35,62 +29,6 @@ constexpr int64_t kMaxBlockFactor = 8;
 constexpr int64_t kMaxCompressedBlocks = 16;
 
 int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
-void Count(DropReason reason, const PairReader& reader, int64_t line, DropCounts* counts) {
-  const auto place = static_cast<size_t>(reason);
-  if (counts->lines[place]++ == 0) counts->examples[place] = reader.Location(line);
-}
-
-// Returns what TextFilter needs to know of one text.
-TextFilter::LanguagePair FilterPair(const LanguagePairTexts& texts, const ParallelFiles& files) {
-  return {.first_hash = HeldOutSentences::LanguageHash(texts.first),
-          .second_hash = HeldOutSentences::LanguageHash(texts.second),
-          .score_threshold = files.score_threshold.value_or(0.0)};
-}
-
-}  // namespace
-
-absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
-                                       const TextFilter& filter, const std::string& folder,
-                                       const FileSeenFn& seen,
-                                       google::protobuf::RepeatedPtrField<CorpusFile>* files) {
-  const auto create = [&](const std::string& language) {
-    return FileWriter::Create(folder, TextFileName(split, texts.first, texts.second, language));
-  };
-  ASSIGN_OR_RETURN(auto first, create(texts.first));
-  ASSIGN_OR_RETURN(auto second, create(texts.second));
-  DropCounts counts;
-  for (const ParallelFiles& text : split == "dev" ? texts.dev : texts.test) {
-    ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
-    TextFilter::LanguagePair languages = FilterPair(texts, text);
-    languages.is_training = false;
-    RawPair pair;
-    for (;;) {
-      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
-      if (!more) break;
-      const DropReason reason = filter.Judge(languages, &pair);
-      if (reason == DropReason::kBadUtf8 || reason == DropReason::kMalformed) {
-        return absl::InvalidArgumentError(absl::StrCat(reader->Location(pair.line), ": ",
-                                                       std::string(Name(reason)), " in ",
-                                                       std::string(split), " text"));
-      }
-      Count(reason, *reader, pair.line, &counts);
-      if (reason != DropReason::kNone) continue;
-      for (const auto& [file, side] : {std::pair(&first, pair.first), {&second, pair.second}}) {
-        (*file)->Append(side);
-        (*file)->Append("\n");
-      }
-    }
-    reader->ForEachFile(seen);
-  }
-  ASSIGN_OR_RETURN(CorpusFile first_file, first->Finish());
-  ASSIGN_OR_RETURN(CorpusFile second_file, second->Finish());
-  files->Add(std::move(first_file));
-  files->Add(std::move(second_file));
-  return counts;
-}
-
-namespace {
 
 // Cuts a text that is being read into blocks.
 class BlockCutter {
@@ -118,7 +56,7 @@ class BlockCutter {
   }
 
   // Returns the blocks of the text.
-  std::vector<TextBlock> Take(bool compressed) {
+  std::vector<TextBlock> Blocks(bool compressed) {
     Finish();
     const int64_t count = std::ssize(blocks_);
     const int64_t group =
@@ -161,105 +99,28 @@ std::string_view BitsOf(const TextBlock& block, const std::vector<uint64_t>& bit
   return {reinterpret_cast<const char*>(&bits[first]), count * sizeof(uint64_t)};
 }
 
-}  // namespace
+constexpr size_t kBatchLines = 8192;
+constexpr size_t kBatchBytes = size_t{4} << 20;
 
-// The bits of each text begin with a word, so that blocks have words of their own.
-absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
-                                        const ScanSpec& spec, const FileSeenFn& seen) {
-  ScanResult result;
-  DuplicateFinder finder(spec.folder, kDuplicateRecords);
-  int64_t bit = 0;
-  for (size_t i = 0; i < texts.train.size(); ++i) {
-    ASSIGN_OR_RETURN(auto reader, PairReader::Open(texts.train[i]));
-    const TextFilter::LanguagePair languages = FilterPair(texts, texts.train[i]);
-    BlockCutter blocks(static_cast<int>(i), spec.block_lines);
-    RawPair pair;
-    for (int64_t line = 0;; ++line, ++bit, ++result.num_lines) {
-      blocks.Before(*reader, line, bit);
-      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
-      if (!more) break;
-      const DropReason reason = filter.Judge(languages, &pair);
-      const uint64_t hash = reason == DropReason::kNone ? HashPair(pair) : 0;
-      blocks.After(reason, hash);
-      if (reason != DropReason::kNone) continue;
-      if (spec.find_duplicates) RETURN_IF_ERROR(finder.Add(bit, hash));
-      if (spec.sample != nullptr) {
-        spec.sample->Add(0, pair.first);
-        spec.sample->Add(1, pair.second);
-      }
-    }
-    reader->ForEachFile(seen);
-    for (TextBlock& block : blocks.Take(reader->compressed()))
-      result.blocks.push_back(std::move(block));
-    bit = (bit + 63) / 64 * 64;
-  }
-  ASSIGN_OR_RETURN(result.duplicate_bits, finder.Finish());
-  result.duplicate_bits.resize(static_cast<size_t>(bit / 64));
-  for (TextBlock& block : result.blocks) {
-    block.set_judged(HashBytes(BitsOf(block, result.duplicate_bits), block.judged()));
-  }
-  return result;
-}
-
-absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& filter,
-                            int64_t num_added, SentenceSample* sample) {
-  for (const ParallelFiles& text : texts.train) {
-    ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
-    const TextFilter::LanguagePair languages = FilterPair(texts, text);
-    RawPair pair;
-    for (;;) {
-      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
-      if (!more) break;
-      if (filter.Judge(languages, &pair) != DropReason::kNone) continue;
-      if (--num_added < 0) sample->Add(texts.first, pair.first);
-      if (--num_added < 0) sample->Add(texts.second, pair.second);
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<DropCounts> CountDrops(std::span<const LanguagePairTexts* const> pairs,
-                                      const TextFilter& filter) {
-  DropCounts counts;
-  for (const LanguagePairTexts* texts : pairs) {
-    for (const ParallelFiles& text : texts->train) {
-      ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
-      RawPair pair;
-      for (;;) {
-        ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
-        if (!more) break;
-        Count(filter.Judge(FilterPair(*texts, text), &pair), *reader, pair.line, &counts);
-      }
-    }
-  }
-  return counts;
-}
-
-namespace {
-
-constexpr size_t kChunkLines = 8192;
-constexpr size_t kChunkBytes = size_t{4} << 20;
-
-// The pairs of a chunk after filters and tokenizer.
-struct EncodedChunk {
+// The pairs of a batch after filters and tokenizer.
+struct EncodedBatch {
   std::vector<int32_t> tokens;                     // of the kept pairs, first then second
   std::vector<std::pair<size_t, size_t>> lengths;  // pieces of each kept pair
-  std::array<int64_t, kNumDropReasons> lines = {};
-  std::array<int64_t, kNumDropReasons> example = {};  // line number of the first of each reason
+  DropCounts counts;
 };
 
 // Pairs in the order of their text, with a copy of it.
-class Chunk {
+class LineBatch {
  public:
   struct Line {
     RawPair pair;  // views of text_
     bool duplicate;
   };
 
-  bool IsFull() const { return lines_.size() >= kChunkLines || text_.size() >= kChunkBytes; }
+  bool IsFull() const { return lines_.size() >= kBatchLines || text_.size() >= kBatchBytes; }
 
   void Add(RawPair pair, bool duplicate) {
-    text_.reserve(kChunkBytes + 2 * LineReader::kMaxLineBytes);  // so that views stay valid
+    text_.reserve(kBatchBytes + 2 * LineReader::kMaxLineBytes);  // so that views stay valid
     pair.first = Copy(pair.first);
     pair.second = Copy(pair.second);
     lines_.push_back({pair, duplicate});
@@ -277,10 +138,10 @@ class Chunk {
 };
 
 // `tag`: what the first sides begin with, if anything.
-EncodedChunk Encode(const Chunk& chunk, const TextFilter::LanguagePair& languages,
-                    const EncodeSpec& spec, std::optional<int32_t> tag) {
-  EncodedChunk result;
-  for (auto [pair, duplicate] : chunk.lines()) {
+EncodedBatch Encode(const LineBatch& batch, const TextFilter::LanguagePair& languages,
+                    const EncodeSpec& spec, std::optional<int32_t> tag, const PairReader& reader) {
+  EncodedBatch result;
+  for (auto [pair, duplicate] : batch.lines()) {
     DropReason reason = spec.filter->Judge(languages, &pair);
     if (reason == DropReason::kNone && duplicate) reason = DropReason::kDuplicate;
     if (reason == DropReason::kNone) {
@@ -295,8 +156,7 @@ EncodedChunk Encode(const Chunk& chunk, const TextFilter::LanguagePair& language
         result.lengths.emplace_back(first.size(), second.size());
       }
     }
-    const auto place = static_cast<size_t>(reason);
-    if (result.lines[place]++ == 0) result.example[place] = pair.line;
+    result.counts.Add(reason, reader, pair.line);
   }
   return result;
 }
@@ -307,54 +167,49 @@ struct RestOfBlock {
   int64_t lines = 0;
 };
 
-// Fills a chunk up from `reader`, to the end of the block at most.
+// Fills a batch up from `reader`, to the end of the block at most.
 absl::Status Fill(const std::vector<uint64_t>& duplicate_bits, PairReader* reader,
-                  RestOfBlock* rest, Chunk* chunk) {
+                  RestOfBlock* rest, LineBatch* batch) {
   RawPair pair;
-  for (; rest->lines > 0 && !chunk->IsFull(); --rest->lines, ++rest->bit) {
+  for (; rest->lines > 0 && !batch->IsFull(); --rest->lines, ++rest->bit) {
     ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
     if (!more) {
       return absl::DataLossError(
           absl::StrCat(reader->Location(pair.line), ": fewer lines than when it was read first"));
     }
     const uint64_t word = duplicate_bits[static_cast<size_t>(rest->bit / 64)];
-    chunk->Add(pair, (word >> (rest->bit % 64) & 1) != 0);
+    batch->Add(pair, (word >> (rest->bit % 64) & 1) != 0);
   }
   return absl::OkStatus();
 }
 
-absl::Status Write(const EncodedChunk& chunk, const PairReader& reader, ShardWriter* shard,
-                   EncodedTotals* totals) {
-  std::span<const int32_t> rest = chunk.tokens;
-  for (const auto& [first, second] : chunk.lengths) {
+absl::Status Write(const EncodedBatch& batch, ShardWriter* shard, EncodedTotals* totals) {
+  std::span<const int32_t> rest = batch.tokens;
+  for (const auto& [first, second] : batch.lengths) {
     RETURN_IF_ERROR(shard->Add(rest.first(first), rest.subspan(first, second)));
     rest = rest.subspan(first + second);
     totals->first_tokens += static_cast<int64_t>(first);
     totals->second_tokens += static_cast<int64_t>(second);
     totals->longest = std::max(totals->longest, static_cast<int32_t>(std::max(first, second)));
   }
-  for (size_t reason = 0; reason < chunk.lines.size(); ++reason) {
-    if (chunk.lines[reason] > 0 && totals->counts.lines[reason] == 0) {
-      totals->counts.examples[reason] = reader.Location(chunk.example[reason]);
-    }
-    totals->counts.lines[reason] += chunk.lines[reason];
-  }
+  totals->counts.Add(batch.counts);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<EncodedChunk>> EncodeSideBySide(
-    const std::vector<Chunk>& chunks, const TextFilter::LanguagePair& languages,
-    const EncodeSpec& spec, std::optional<int32_t> tag) {
-  std::vector<EncodedChunk> results(chunks.size());
+absl::StatusOr<std::vector<EncodedBatch>> EncodeSideBySide(
+    const std::vector<LineBatch>& batches, const TextFilter::LanguagePair& languages,
+    const EncodeSpec& spec, std::optional<int32_t> tag, const PairReader& reader) {
+  std::vector<EncodedBatch> results(batches.size());
   std::vector<std::thread> threads;
   absl::Status started;
-  for (size_t i = 1; i < chunks.size() && started.ok(); ++i) {
-    auto thread = StartThread([&, i] { results[i] = Encode(chunks[i], languages, spec, tag); });
-    started = WithPrefix(absl::StrCat("prepare.threads: ", i, " of ", chunks.size(), " run"),
+  for (size_t i = 1; i < batches.size() && started.ok(); ++i) {
+    auto thread =
+        StartThread([&, i] { results[i] = Encode(batches[i], languages, spec, tag, reader); });
+    started = WithPrefix(absl::StrCat("prepare.threads: ", i, " of ", batches.size(), " run"),
                          thread.status());
     if (thread.ok()) threads.push_back(*std::move(thread));
   }
-  if (started.ok()) results[0] = Encode(chunks[0], languages, spec, tag);
+  if (started.ok()) results[0] = Encode(batches[0], languages, spec, tag, reader);
   for (std::thread& thread : threads) thread.join();
   RETURN_IF_ERROR(started);
   return results;
@@ -362,26 +217,107 @@ absl::StatusOr<std::vector<EncodedChunk>> EncodeSideBySide(
 
 }  // namespace
 
+absl::Status JudgeTexts(
+    const LanguagePairTexts& texts, std::string_view split, const TextFilter& filter,
+    const FileSeenFn& seen,
+    const std::function<absl::Status(DropReason, const RawPair&, const PairReader&)>& visit) {
+  for (const ParallelFiles& text : texts.Of(split)) {
+    ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
+    TextFilter::LanguagePair languages = TextFilter::LanguagePair::Of(texts, text);
+    languages.is_training = split == "train";
+    RawPair pair;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+      if (!more) break;
+      RETURN_IF_ERROR(visit(filter.Judge(languages, &pair), pair, *reader));
+    }
+    if (seen) reader->ForEachFile(seen);
+  }
+  return absl::OkStatus();
+}
+
+// The bits of each text begin with a word, so that blocks have words of their own.
+absl::StatusOr<ScanResult> ScanTraining(const LanguagePairTexts& texts, const TextFilter& filter,
+                                        const ScanSpec& spec, const FileSeenFn& seen) {
+  ScanResult result;
+  DuplicateFinder finder(spec.folder, kDuplicateRecords);
+  int64_t bit = 0;
+  for (size_t i = 0; i < texts.train.size(); ++i) {
+    ASSIGN_OR_RETURN(auto reader, PairReader::Open(texts.train[i]));
+    const auto languages = TextFilter::LanguagePair::Of(texts, texts.train[i]);
+    BlockCutter blocks(static_cast<int>(i), spec.block_lines);
+    RawPair pair;
+    for (int64_t line = 0;; ++line, ++bit, ++result.num_lines) {
+      blocks.Before(*reader, line, bit);
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+      if (!more) break;
+      const DropReason reason = filter.Judge(languages, &pair);
+      const uint64_t hash = reason == DropReason::kNone ? HashPair(pair) : 0;
+      blocks.After(reason, hash);
+      if (reason != DropReason::kNone) continue;
+      if (spec.find_duplicates) RETURN_IF_ERROR(finder.Add(bit, hash));
+      if (spec.sample != nullptr) {
+        spec.sample->Add(0, pair.first);
+        spec.sample->Add(1, pair.second);
+      }
+    }
+    reader->ForEachFile(seen);
+    for (TextBlock& block : blocks.Blocks(reader->compressed()))
+      result.blocks.push_back(std::move(block));
+    bit = (bit + 63) / 64 * 64;
+  }
+  ASSIGN_OR_RETURN(result.duplicate_bits, finder.Finish());
+  result.duplicate_bits.resize(static_cast<size_t>(bit / 64));
+  for (TextBlock& block : result.blocks) {
+    block.set_judged(HashBytes(BitsOf(block, result.duplicate_bits), block.judged()));
+  }
+  return result;
+}
+
+absl::Status SampleTraining(const LanguagePairTexts& texts, const TextFilter& filter,
+                            int64_t num_added, SentenceSample* sample) {
+  return JudgeTexts(texts, "train", filter, nullptr,
+                    [&](DropReason reason, const RawPair& pair, const PairReader& /*reader*/) {
+                      if (reason != DropReason::kNone) return absl::OkStatus();
+                      if (--num_added < 0) sample->Add(texts.first, pair.first);
+                      if (--num_added < 0) sample->Add(texts.second, pair.second);
+                      return absl::OkStatus();
+                    });
+}
+
+absl::StatusOr<DropCounts> CountDrops(std::span<const LanguagePairTexts* const> pairs,
+                                      const TextFilter& filter) {
+  DropCounts counts;
+  const auto count = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
+    counts.Add(reason, reader, pair.line);
+    return absl::OkStatus();
+  };
+  for (const LanguagePairTexts* texts : pairs) {
+    RETURN_IF_ERROR(JudgeTexts(*texts, "train", filter, nullptr, count));
+  }
+  return counts;
+}
+
 absl::StatusOr<EncodedTotals> EncodeBlock(const LanguagePairTexts& texts, const TextBlock& block,
                                           const EncodeSpec& spec,
                                           const std::vector<uint64_t>& duplicate_bits,
                                           ShardWriter* shard) {
   const ParallelFiles& text = texts.train[static_cast<size_t>(block.text())];
-  const TextFilter::LanguagePair languages = FilterPair(texts, text);
+  const auto languages = TextFilter::LanguagePair::Of(texts, text);
   const std::optional<int32_t> tag = spec.vocabulary->TagId(texts.tag);
   ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
   const std::vector<int64_t> offsets(block.offset().begin(), block.offset().end());
   if (block.line() > 0) RETURN_IF_ERROR(reader->SkipTo(block.line(), offsets));
   EncodedTotals totals;
   for (RestOfBlock rest = {block.bit(), block.lines()}; rest.lines > 0;) {
-    std::vector<Chunk> chunks(static_cast<size_t>(spec.num_threads));
-    for (Chunk& chunk : chunks) {
-      RETURN_IF_ERROR(Fill(duplicate_bits, reader.get(), &rest, &chunk));
+    std::vector<LineBatch> batches(static_cast<size_t>(spec.num_threads));
+    for (LineBatch& batch : batches) {
+      RETURN_IF_ERROR(Fill(duplicate_bits, reader.get(), &rest, &batch));
     }
-    ASSIGN_OR_RETURN(const std::vector<EncodedChunk> encoded,
-                     EncodeSideBySide(chunks, languages, spec, tag));
-    for (const EncodedChunk& chunk : encoded) {
-      RETURN_IF_ERROR(Write(chunk, *reader, shard, &totals));
+    ASSIGN_OR_RETURN(const std::vector<EncodedBatch> encoded,
+                     EncodeSideBySide(batches, languages, spec, tag, *reader));
+    for (const EncodedBatch& batch : encoded) {
+      RETURN_IF_ERROR(Write(batch, shard, &totals));
     }
   }
   return totals;

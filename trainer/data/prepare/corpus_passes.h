@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,13 +24,12 @@
 
 namespace deepnet {
 
-// Writes the dev or test text of one language pair to <folder>/<split>.<pair>.<language> and adds
-// the two files to `files`. Fails naming file and line at bad UTF-8 or a malformed row; pairs with
-// an empty side or a tag in the text are dropped and counted.
-absl::StatusOr<DropCounts> CopyHeldOut(const LanguagePairTexts& texts, std::string_view split,
-                                       const TextFilter& filter, const std::string& folder,
-                                       const FileSeenFn& seen,
-                                       google::protobuf::RepeatedPtrField<CorpusFile>* files);
+// Reads the texts of one split of a language pair and calls `visit` with every pair and what the
+// filter says of it; `seen`, if any, with every file.
+absl::Status JudgeTexts(
+    const LanguagePairTexts& texts, std::string_view split, const TextFilter& filter,
+    const FileSeenFn& seen,
+    const std::function<absl::Status(DropReason, const RawPair&, const PairReader&)>& visit);
 
 struct ScanSpec {
   std::string folder;  // for temporary files; of this process alone

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/status_macros.h"
+
 namespace deepnet {
 
 FileWriter::FileWriter(std::string path, std::string name, FILE* file)
@@ -22,6 +24,13 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string
     return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
   }
   return std::unique_ptr<FileWriter>(new FileWriter(std::move(path), name, file));
+}
+
+absl::StatusOr<CorpusFile> FileWriter::Write(const std::string& folder, const std::string& name,
+                                             std::string_view bytes) {
+  ASSIGN_OR_RETURN(const auto file, Create(folder, name));
+  file->Append(bytes);
+  return file->Finish();
 }
 
 bool FileWriter::Append(std::string_view bytes) {

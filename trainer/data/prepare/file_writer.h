@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"
@@ -17,6 +16,10 @@ namespace deepnet {
 
 class FileWriter {
  public:
+  // Create, Append and Finish.
+  static absl::StatusOr<CorpusFile> Write(const std::string& folder, const std::string& name,
+                                          std::string_view bytes);
+
   // Creates or replaces <folder>/<name>.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& folder,
                                                             const std::string& name);

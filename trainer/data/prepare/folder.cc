@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -17,9 +16,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 
-#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"
 
@@ -37,7 +34,7 @@ class CorpusFolder::Lock {
  public:
   // Fails if another process has the lock. On a file system without locks there is none to take:
   // `warn` is told.
-  static absl::StatusOr<std::unique_ptr<Lock>> Take(
+  static absl::StatusOr<std::unique_ptr<Lock>> Acquire(
       const std::string& path, const std::function<void(const std::string&)>& warn) {
     const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     const int file = open(path.c_str(), flags, 0644);
@@ -97,8 +94,8 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
       IsInside() ? JoinPath(output.string(), ".deepnet-lock")
                  : (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock"))
                        .string();
-  ASSIGN_OR_RETURN(lock_,
-                   Lock::Take(lock_file, [this](const std::string& line) { context_.Say(line); }));
+  ASSIGN_OR_RETURN(
+      lock_, Lock::Acquire(lock_file, [this](const std::string& line) { context_.Say(line); }));
   for (const std::string& path : {context_.temporary, context_.Scratch()}) {
     ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
     if (type == FileType::kLink) RETURN_IF_ERROR(files_->Delete(path));

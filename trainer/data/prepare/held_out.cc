@@ -11,10 +11,43 @@
 #include "trainer/data/line_reader.h"
 #include "trainer/data/prepare/cleaning.h"
 #include "trainer/data/prepare/corpus_passes.h"
+#include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/pair_report.h"
 
 namespace deepnet {
 namespace {
+
+// Copies a text, file by file, and counts its lines. Fails naming file and line at bad UTF-8 or a
+// malformed row; pairs with an empty side or a tag in the text are dropped.
+absl::StatusOr<PreparedPart> CopyText(PrepareContext& context, const std::string& split,
+                                      const LanguagePairTexts& texts, const TextFilter& filter) {
+  const auto create = [&](const std::string& language) {
+    return FileWriter::Create(context.temporary,
+                              TextFileName(split, texts.first, texts.second, language));
+  };
+  ASSIGN_OR_RETURN(const auto first, create(texts.first));
+  ASSIGN_OR_RETURN(const auto second, create(texts.second));
+  EncodedTotals totals;
+  const auto copy = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
+    if (reason == DropReason::kBadUtf8 || reason == DropReason::kMalformed) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          reader.Location(pair.line), ": ", std::string(Name(reason)), " in ", split, " text"));
+    }
+    totals.counts.Add(reason, reader, pair.line);
+    if (reason != DropReason::kNone) return absl::OkStatus();
+    for (const auto& [file, side] : {std::pair(&first, pair.first), {&second, pair.second}}) {
+      (*file)->Append(side);
+      (*file)->Append("\n");
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(JudgeTexts(texts, split, filter, context.NoteInput(), copy));
+  PreparedPart part;
+  ASSIGN_OR_RETURN(*part.add_files(), first->Finish());
+  ASSIGN_OR_RETURN(*part.add_files(), second->Finish());
+  *part.mutable_counts() = MakePairReport(texts, split, totals);
+  return part;
+}
 
 absl::Status ReadHeldOut(PrepareContext& context, const std::string& split,
                          const LanguagePairTexts& texts, const std::string& language) {
@@ -61,21 +94,14 @@ absl::Status CountHeldOut(const std::string& folder, const Vocabulary& vocabular
 absl::Status HeldOutTexts::Copy() {
   for (const std::string split : {"dev", "test"}) {
     for (const LanguagePairTexts& texts : context_.texts) {
-      if (!(split == "dev" ? texts.dev : texts.test).empty()) {
-        texts_.emplace_back(split, &texts);
-      }
+      if (!texts.Of(split).empty()) texts_.emplace_back(split, &texts);
     }
   }
   const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
   for (size_t i = 0; i < texts_.size(); ++i) {
     if (!context_.IsMine(i)) continue;
     const auto& [split, texts] = texts_[i];
-    PreparedPart part;
-    EncodedTotals totals;
-    ASSIGN_OR_RETURN(totals.counts, CopyHeldOut(*texts, split, filter, context_.temporary,
-                                                context_.NoteInput(), part.mutable_files()));
-    *part.mutable_counts() = MakePairReport(*texts, split, totals);
-    own_.push_back(std::move(part));
+    ASSIGN_OR_RETURN(own_.emplace_back(), CopyText(context_, split, *texts, filter));
   }
   RETURN_IF_ERROR(context_.world.Barrier());
   for (const auto& [split, texts] : texts_) {
@@ -93,11 +119,7 @@ absl::StatusOr<std::vector<PreparedPart>> HeldOutTexts::Count(const Vocabulary& 
     RETURN_IF_ERROR(CountHeldOut(context_.temporary, vocabulary, part.mutable_counts()));
     *mine.add_parts() = part;
   }
-  std::vector<int> owners;
-  for (size_t i = 0; i < texts_.size(); ++i) {
-    owners.push_back(static_cast<int>(i % static_cast<size_t>(context_.world.size())));
-  }
-  return context_.AllGatherParts(mine, owners);
+  return context_.AllGatherParts(mine, context_.OwnersInTurn(texts_.size()));
 }
 
 }  // namespace deepnet

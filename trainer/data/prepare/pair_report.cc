@@ -1,7 +1,6 @@
 #include "trainer/data/prepare/pair_report.h"
 
 #include <algorithm>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 

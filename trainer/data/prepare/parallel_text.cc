@@ -44,6 +44,262 @@ bool NextColumn(std::string_view* rest, std::string_view* column) {
   return true;
 }
 
+namespace fs = std::filesystem;
+
+// Texts by first language, second language and tag.
+using TextMap = std::map<std::tuple<std::string, std::string, std::string>, LanguagePairTexts>;
+
+constexpr const char* kSplits[] = {"train", "dev", "test"};
+
+std::vector<ParallelFiles>& SplitOf(std::string_view split, LanguagePairTexts* texts) {
+  return split == "dev" ? texts->dev : split == "test" ? texts->test : texts->train;
+}
+
+// Returns the texts of two languages in any order; of synthetic text `first` is the source.
+LanguagePairTexts& PairOf(std::string first, std::string second, const std::string& tag,
+                          TextMap* map) {
+  if (tag.empty() && second < first) std::swap(first, second);
+  LanguagePairTexts& texts = (*map)[{first, second, tag}];
+  texts.first = std::move(first);
+  texts.second = std::move(second);
+  texts.tag = tag;
+  return texts;
+}
+
+// Returns true for a tag that nobody has given as one, but stands where one should: a letter first,
+// single underscores.
+bool LooksLikeLanguage(std::string_view tag) {
+  return IsLanguageTag(tag) && absl::ascii_isalpha(tag.front()) && tag.back() != '_' &&
+         tag.find("__") == std::string_view::npos;
+}
+
+// Returns `path` or its compressed form; empty if there is neither. What is no file is returned
+// too: StatInput refuses it by name.
+std::string FindCompressed(const std::string& path) {
+  for (const char* ending : {"", ".gz", ".zst"}) {
+    std::error_code error;
+    if (fs::exists(path + ending, error)) return path + ending;
+  }
+  return "";
+}
+
+// Adds the texts of <folder>/<a>-<b>, if that is what `folder` is.
+absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wanted,
+                         TextMap* map) {
+  const std::string name = folder.filename().string();
+  const size_t dash = name.find('-');
+  if (dash == std::string::npos) return absl::OkStatus();
+  const std::string a = name.substr(0, dash);
+  const std::string b = name.substr(dash + 1);
+  if (!LooksLikeLanguage(a) || !LooksLikeLanguage(b) || a == b) return absl::OkStatus();
+  if (!wanted.empty() && (wanted.count(a) == 0 || wanted.count(b) == 0)) return absl::OkStatus();
+  for (const char* split : kSplits) {
+    const std::string stem = absl::StrCat(folder.string(), "/opus.", name, "-", split, ".");
+    const ParallelFiles files = {.first_file = FindCompressed(stem + std::min(a, b)),
+                                 .second_file = FindCompressed(stem + std::max(a, b))};
+    const bool has_first = !files.first_file.empty(), has_second = !files.second_file.empty();
+    if (!has_first && !has_second) continue;
+    if (!has_first || !has_second) {
+      return absl::NotFoundError(absl::StrCat(stem, has_first ? std::max(a, b) : std::min(a, b),
+                                              " is missing beside ",
+                                              has_first ? files.first_file : files.second_file));
+    }
+    SplitOf(split, &PairOf(a, b, "", map)).push_back(files);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, TextMap* map) {
+  const std::string top = Rooted(root, spec.opus100_folder());
+  const std::set<std::string> wanted(spec.languages().begin(), spec.languages().end());
+  std::vector<fs::path> folders;
+  // The corpus as published has its pairs one level further down.
+  for (const std::string& folder : {top, top + "/supervised", top + "/zero-shot"}) {
+    const absl::StatusOr<std::vector<std::string>> names = MakePosixFileSystem()->List(folder);
+    if (!names.ok() && folder == top) {
+      std::error_code ignored;
+      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ",
+                                              fs::is_regular_file(top, ignored)
+                                                  ? absl::StrCat(top, " is a file, not a folder")
+                                                  : std::string(names.status().message())));
+    }
+    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+      std::error_code ignored;
+      const fs::path path = fs::path(folder) / name;
+      if (fs::is_directory(path, ignored)) folders.push_back(path);
+    }
+  }
+  std::sort(folders.begin(), folders.end());
+  for (const fs::path& folder : folders) RETURN_IF_ERROR(AddOpusPair(folder, wanted, map));
+  if (map->empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("prepare.opus100_folder: ", top,
+                     " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
+                     "asked for"));
+  }
+  for (const std::string& language : wanted) {
+    const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
+      return entry.second.first == language || entry.second.second == language;
+    });
+    if (!found) {
+      return absl::NotFoundError(absl::StrCat("prepare.languages: ", top, " has no pair of \"",
+                                              language, "\" and another of the languages"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void AddText(const TextFiles& text, const std::string& root, TextMap* map) {
+  LanguagePairTexts& pair = PairOf(text.source_language(), text.target_language(), text.tag(), map);
+  const bool swapped = pair.first != text.source_language();
+  ParallelFiles files;
+  if (text.tsv_file().empty()) {
+    files.first_file = Rooted(root, swapped ? text.target_file() : text.source_file());
+    files.second_file = Rooted(root, swapped ? text.source_file() : text.target_file());
+  } else {
+    files.tsv_file = Rooted(root, text.tsv_file());
+    files.tsv_swapped = swapped;
+  }
+  if (!text.score_file().empty()) files.score_file = Rooted(root, text.score_file());
+  if (text.has_score_threshold()) files.score_threshold = text.score_threshold();
+  SplitOf(text.split(), &pair).push_back(files);
+}
+
+// Rows of a table on their way to a file; written by the 64 kB so that many can be open at once.
+class RowFile {
+ public:
+  explicit RowFile(std::string path) : path_(std::move(path)) {}
+
+  absl::Status Add(std::string_view first, std::string_view second, int64_t line) {
+    pending_.append(first).append(1, '\t').append(second);
+    absl::StrAppend(&pending_, "\t", line, "\n");
+    return pending_.size() < (1 << 16) ? absl::OkStatus() : Flush();
+  }
+
+  absl::Status Flush() {
+    ASSIGN_OR_RETURN(const auto file, MakePosixFileSystem()->OpenForAppend(path_));
+    RETURN_IF_ERROR(file->Append(pending_));
+    pending_.clear();
+    return file->Close();
+  }
+
+ private:
+  const std::string path_;
+  std::string pending_;
+};
+
+// A row of a table.
+struct TableRow {
+  std::string_view language;
+  std::string_view pivot;
+  std::string_view text;
+};
+
+absl::StatusOr<TableRow> ParseRow(std::string_view line, const LineReader& reader) {
+  TableRow row;
+  std::string_view fourth;
+  const bool three = NextColumn(&line, &row.language) && NextColumn(&line, &row.pivot) &&
+                     NextColumn(&line, &row.text) && !NextColumn(&line, &fourth);
+  if (three && !reader.line_was_cut() && LooksLikeLanguage(row.language)) return row;
+  return absl::InvalidArgumentError(absl::StrCat(reader.path(), ":", reader.line_number(),
+                                                 ": not language <TAB> text <TAB> text"));
+}
+
+// The split of a pivot sentence: a function of the sentence alone.
+std::string SplitOfPivot(const LanguageTable& table, std::string_view pivot) {
+  const auto percent = [](int32_t value) { return value == 0 ? 5 : std::max(value, 0); };
+  const auto place = static_cast<int32_t>(HashBytes(Trim(pivot)) % 100);
+  if (place < percent(table.test_percent())) return "test";
+  if (place < percent(table.test_percent()) + percent(table.dev_percent())) return "dev";
+  return "train";
+}
+
+std::string PivotOf(const LanguageTable& table) {
+  return table.pivot_language().empty() ? "en" : table.pivot_language();
+}
+
+// Returns what the names of the files of a table begin with; split, language and ".tsv" follow.
+std::string TableStem(int index) { return absl::StrCat("table", index, "."); }
+
+// Rows of one table, by (language, split).
+class TableSplitter {
+ public:
+  TableSplitter(const LanguageTable& table, std::string path, std::string stem)
+      : table_(table),
+        path_(std::move(path)),
+        stem_(std::move(stem)),
+        pivot_(PivotOf(table)),
+        wanted_(table.languages().begin(), table.languages().end()) {}
+
+  absl::Status Run(const FileSeenFn& seen) {
+    ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
+    std::string_view line;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+      if (!more) break;
+      ASSIGN_OR_RETURN(const TableRow row, ParseRow(line, *reader));
+      if (wanted_.empty() || wanted_.count(std::string(row.language)) > 0) {
+        RETURN_IF_ERROR(AddRow(row, reader->line_number()));
+      }
+    }
+    for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
+    for (const std::string& language : wanted_) {
+      const bool found = std::any_of(files_.begin(), files_.end(), [&](const auto& entry) {
+        return entry.first.first == language;
+      });
+      if (found) continue;
+      return absl::NotFoundError(absl::StrCat(path_, ": no row of language \"", language, "\""));
+    }
+    seen(*reader);
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status AddRow(const TableRow& row, int64_t line) {
+    const std::string language(row.language);
+    if (language == pivot_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path_, ":", line, ": a row of the pivot language ", pivot_));
+    }
+    const std::string split = SplitOfPivot(table_, row.pivot);
+    auto found = files_.find({language, split});
+    if (found == files_.end()) {
+      const auto next = files_.lower_bound({language, ""});
+      const bool is_known = next != files_.end() && next->first.first == language;
+      if (!is_known && ++num_languages_ > kMaxLanguages) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(path_, ":", line, ": more than ", kMaxLanguages, " languages"));
+      }
+      const std::string path = absl::StrCat(stem_, split, ".", language, ".tsv");
+      found = files_.emplace(std::pair(language, split), RowFile(path)).first;
+    }
+    const bool pivot_first = pivot_ < language;
+    return found->second.Add(pivot_first ? row.pivot : row.text, pivot_first ? row.text : row.pivot,
+                             line);
+  }
+
+  const LanguageTable& table_;
+  const std::string path_;
+  const std::string stem_;
+  const std::string pivot_;
+  const std::set<std::string> wanted_;
+  std::map<std::pair<std::string, std::string>, RowFile> files_;
+  int num_languages_ = 0;  // that have files
+};
+
+absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
+  for (const LanguagePairTexts& synthetic : texts) {
+    if (synthetic.tag.empty()) continue;
+    for (const LanguagePairTexts& pair : texts) {
+      if (synthetic.tag != pair.first && synthetic.tag != pair.second) continue;
+      return absl::InvalidArgumentError(absl::StrCat("prepare.text: the tag \"", synthetic.tag,
+                                                     "\" of ", synthetic.Name(),
+                                                     " is a language of ", pair.Name()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PairReader>> PairReader::Open(const ParallelFiles& files) {
@@ -151,264 +407,6 @@ absl::Status PairReader::SkipTo(int64_t line, std::span<const int64_t> offsets) 
   return absl::OkStatus();
 }
 
-namespace {
-
-namespace fs = std::filesystem;
-
-// Texts by first language, second language and tag.
-using TextMap = std::map<std::tuple<std::string, std::string, std::string>, LanguagePairTexts>;
-
-constexpr const char* kSplits[] = {"train", "dev", "test"};
-
-std::vector<ParallelFiles>& SplitOf(std::string_view split, LanguagePairTexts* texts) {
-  if (split == "dev") return texts->dev;
-  if (split == "test") return texts->test;
-  return texts->train;
-}
-
-LanguagePairTexts& PairOf(const std::string& a, const std::string& b, TextMap* map) {
-  LanguagePairTexts& texts = (*map)[{std::min(a, b), std::max(a, b), ""}];
-  texts.first = std::min(a, b);
-  texts.second = std::max(a, b);
-  return texts;
-}
-
-LanguagePairTexts& SyntheticOf(const TextFiles& text, TextMap* map) {
-  LanguagePairTexts& texts = (*map)[{text.source_language(), text.target_language(), text.tag()}];
-  texts.first = text.source_language();
-  texts.second = text.target_language();
-  texts.tag = text.tag();
-  return texts;
-}
-
-// Returns true for a tag that nobody has given as one, but stands where one should: a letter first,
-// single underscores.
-bool LooksLikeLanguage(std::string_view tag) {
-  return IsLanguageTag(tag) && absl::ascii_isalpha(tag.front()) && tag.back() != '_' &&
-         tag.find("__") == std::string_view::npos;
-}
-
-// Returns `path` or its compressed form; empty if there is neither. What is no file is returned
-// too: DescribeInput refuses it by name.
-std::string FindCompressed(const std::string& path) {
-  for (const char* ending : {"", ".gz", ".zst"}) {
-    std::error_code error;
-    if (fs::exists(path + ending, error)) return path + ending;
-  }
-  return "";
-}
-
-// Adds the texts of <folder>/<a>-<b>, if that is what `folder` is.
-absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wanted,
-                         TextMap* map) {
-  const std::string name = folder.filename().string();
-  const size_t dash = name.find('-');
-  if (dash == std::string::npos) return absl::OkStatus();
-  const std::string a = name.substr(0, dash);
-  const std::string b = name.substr(dash + 1);
-  if (!LooksLikeLanguage(a) || !LooksLikeLanguage(b) || a == b) return absl::OkStatus();
-  if (!wanted.empty() && (wanted.count(a) == 0 || wanted.count(b) == 0)) return absl::OkStatus();
-  for (const char* split : kSplits) {
-    const std::string stem = absl::StrCat(folder.string(), "/opus.", name, "-", split, ".");
-    const ParallelFiles files = {.first_file = FindCompressed(stem + std::min(a, b)),
-                                 .second_file = FindCompressed(stem + std::max(a, b))};
-    const bool has_first = !files.first_file.empty(), has_second = !files.second_file.empty();
-    if (!has_first && !has_second) continue;
-    if (!has_first || !has_second) {
-      return absl::NotFoundError(absl::StrCat(stem, has_first ? std::max(a, b) : std::min(a, b),
-                                              " is missing beside ",
-                                              has_first ? files.first_file : files.second_file));
-    }
-    SplitOf(split, &PairOf(a, b, map)).push_back(files);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, TextMap* map) {
-  const std::string top = Rooted(root, spec.opus100_folder());
-  const std::set<std::string> wanted(spec.languages().begin(), spec.languages().end());
-  std::vector<fs::path> folders;
-  // The corpus as published has its pairs one level further down.
-  for (const std::string& folder : {top, top + "/supervised", top + "/zero-shot"}) {
-    const absl::StatusOr<std::vector<std::string>> names = MakePosixFileSystem()->List(folder);
-    if (!names.ok() && folder == top) {
-      std::error_code ignored;
-      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ",
-                                              fs::is_regular_file(top, ignored)
-                                                  ? absl::StrCat(top, " is a file, not a folder")
-                                                  : std::string(names.status().message())));
-    }
-    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-      std::error_code ignored;
-      const fs::path path = fs::path(folder) / name;
-      if (fs::is_directory(path, ignored)) folders.push_back(path);
-    }
-  }
-  std::sort(folders.begin(), folders.end());
-  for (const fs::path& folder : folders) RETURN_IF_ERROR(AddOpusPair(folder, wanted, map));
-  if (map->empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("prepare.opus100_folder: ", top,
-                     " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
-                     "asked for"));
-  }
-  for (const std::string& language : wanted) {
-    const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
-      return entry.second.first == language || entry.second.second == language;
-    });
-    if (!found) {
-      return absl::NotFoundError(absl::StrCat("prepare.languages: ", top, " has no pair of \"",
-                                              language, "\" and another of the languages"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void AddText(const TextFiles& text, const std::string& root, TextMap* map) {
-  LanguagePairTexts& pair = text.tag().empty()
-                                ? PairOf(text.source_language(), text.target_language(), map)
-                                : SyntheticOf(text, map);
-  const bool swapped = pair.first != text.source_language();
-  ParallelFiles files;
-  if (text.tsv_file().empty()) {
-    files.first_file = Rooted(root, swapped ? text.target_file() : text.source_file());
-    files.second_file = Rooted(root, swapped ? text.source_file() : text.target_file());
-  } else {
-    files.tsv_file = Rooted(root, text.tsv_file());
-    files.tsv_swapped = swapped;
-  }
-  if (!text.score_file().empty()) files.score_file = Rooted(root, text.score_file());
-  if (text.has_score_threshold()) files.score_threshold = text.score_threshold();
-  SplitOf(text.split(), &pair).push_back(files);
-}
-
-// Rows of a table on their way to a file; written by the 64 kB so that many can be open at once.
-class RowFile {
- public:
-  explicit RowFile(std::string path) : path_(std::move(path)) {}
-
-  absl::Status Add(std::string_view first, std::string_view second, int64_t line) {
-    pending_.append(first).append(1, '\t').append(second);
-    absl::StrAppend(&pending_, "\t", line, "\n");
-    return pending_.size() < (1 << 16) ? absl::OkStatus() : Flush();
-  }
-
-  absl::Status Flush() {
-    ASSIGN_OR_RETURN(const auto file, MakePosixFileSystem()->OpenForAppend(path_));
-    RETURN_IF_ERROR(file->Append(pending_));
-    pending_.clear();
-    return file->Close();
-  }
-
- private:
-  const std::string path_;
-  std::string pending_;
-};
-
-// A row of a table.
-struct TableRow {
-  std::string_view language;
-  std::string_view pivot;
-  std::string_view text;
-};
-
-absl::StatusOr<TableRow> ParseRow(std::string_view line, const LineReader& reader) {
-  const size_t tab1 = line.find('\t');
-  const size_t tab2 = tab1 == std::string_view::npos ? tab1 : line.find('\t', tab1 + 1);
-  const bool three = tab2 != std::string_view::npos &&
-                     line.find('\t', tab2 + 1) == std::string_view::npos && !reader.line_was_cut();
-  const std::string_view language = line.substr(0, tab1);
-  if (!three || !LooksLikeLanguage(language)) {
-    return absl::InvalidArgumentError(absl::StrCat(reader.path(), ":", reader.line_number(),
-                                                   ": not language <TAB> text <TAB> text"));
-  }
-  return TableRow{language, line.substr(tab1 + 1, tab2 - tab1 - 1), line.substr(tab2 + 1)};
-}
-
-// The split of a pivot sentence: a function of the sentence alone.
-std::string SplitOfPivot(const LanguageTable& table, std::string_view pivot) {
-  const auto percent = [](int32_t value) { return value == 0 ? 5 : std::max(value, 0); };
-  const auto place = static_cast<int32_t>(HashBytes(Trim(pivot)) % 100);
-  if (place < percent(table.test_percent())) return "test";
-  if (place < percent(table.test_percent()) + percent(table.dev_percent())) return "dev";
-  return "train";
-}
-
-std::string PivotOf(const LanguageTable& table) {
-  return table.pivot_language().empty() ? "en" : table.pivot_language();
-}
-
-// Returns what the names of the files of a table begin with; split, language and ".tsv" follow.
-std::string TableStem(int index) { return absl::StrCat("table", index, "."); }
-
-// Rows of one table, by (language, split).
-class TableSplitter {
- public:
-  TableSplitter(const LanguageTable& table, std::string path, std::string stem)
-      : table_(table),
-        path_(std::move(path)),
-        stem_(std::move(stem)),
-        pivot_(PivotOf(table)),
-        wanted_(table.languages().begin(), table.languages().end()) {}
-
-  absl::Status Run(const FileSeenFn& seen) {
-    ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
-    std::string_view line;
-    for (;;) {
-      ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-      if (!more) break;
-      ASSIGN_OR_RETURN(const TableRow row, ParseRow(line, *reader));
-      if (wanted_.empty() || wanted_.count(std::string(row.language)) > 0) {
-        RETURN_IF_ERROR(AddRow(row, reader->line_number()));
-      }
-    }
-    for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
-    for (const std::string& language : wanted_) {
-      const bool found = std::any_of(files_.begin(), files_.end(), [&](const auto& entry) {
-        return entry.first.first == language;
-      });
-      if (found) continue;
-      return absl::NotFoundError(absl::StrCat(path_, ": no row of language \"", language, "\""));
-    }
-    seen(*reader);
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status AddRow(const TableRow& row, int64_t line) {
-    const std::string language(row.language);
-    if (language == pivot_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path_, ":", line, ": a row of the pivot language ", pivot_));
-    }
-    const std::string split = SplitOfPivot(table_, row.pivot);
-    auto found = files_.find({language, split});
-    if (found == files_.end()) {
-      const auto next = files_.lower_bound({language, ""});
-      const bool is_known = next != files_.end() && next->first.first == language;
-      if (!is_known && ++num_languages_ > kMaxLanguages) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path_, ":", line, ": more than ", kMaxLanguages, " languages"));
-      }
-      const std::string path = absl::StrCat(stem_, split, ".", language, ".tsv");
-      found = files_.emplace(std::pair(language, split), RowFile(path)).first;
-    }
-    const bool pivot_first = pivot_ < language;
-    return found->second.Add(pivot_first ? row.pivot : row.text, pivot_first ? row.text : row.pivot,
-                             line);
-  }
-
-  const LanguageTable& table_;
-  const std::string path_;
-  const std::string stem_;
-  const std::string pivot_;
-  const std::set<std::string> wanted_;
-  std::map<std::pair<std::string, std::string>, RowFile> files_;
-  int num_languages_ = 0;  // that have files
-};
-
-}  // namespace
-
 absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
                                                          const std::string& root) {
   TextMap map;
@@ -427,23 +425,6 @@ absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& r
       .Run(seen);
 }
 
-namespace {
-
-absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
-  for (const LanguagePairTexts& synthetic : texts) {
-    if (synthetic.tag.empty()) continue;
-    for (const LanguagePairTexts& pair : texts) {
-      if (synthetic.tag != pair.first && synthetic.tag != pair.second) continue;
-      return absl::InvalidArgumentError(absl::StrCat("prepare.text: the tag \"", synthetic.tag,
-                                                     "\" of ", synthetic.Name(),
-                                                     " is a language of ", pair.Name()));
-    }
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,
                        std::vector<LanguagePairTexts>* texts) {
   TextMap map;
@@ -458,7 +439,7 @@ absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const s
       ParallelFiles files;
       files.tsv_file = absl::StrCat(folder, "/", name);
       files.origin = Rooted(root, spec.table(i).file());
-      SplitOf(parts[1], &PairOf(parts[2], PivotOf(spec.table(i)), &map)).push_back(files);
+      SplitOf(parts[1], &PairOf(parts[2], PivotOf(spec.table(i)), "", &map)).push_back(files);
     }
   }
   texts->clear();
@@ -479,7 +460,7 @@ std::string Rooted(const std::string& root, const std::string& path) {
   return (fs::path(root) / path).string();
 }
 
-absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::string& path) {
+absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& path) {
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));

@@ -92,6 +92,10 @@ struct LanguagePairTexts {
   std::vector<ParallelFiles> dev;
   std::vector<ParallelFiles> test;
 
+  const std::vector<ParallelFiles>& Of(std::string_view split) const {
+    return split == "dev" ? dev : split == "test" ? test : train;
+  }
+
   // Returns "de-en", of synthetic text "de-en.bt".
   std::string Name() const { return Direction{first, second, 0, tag}.Name(); }
 };
@@ -120,6 +124,6 @@ std::string Rooted(const std::string& root, const std::string& path);
 
 // Returns size and time of the file at `path`, named `name`; its hash stays 0. Fails naming the
 // path if nothing or a folder is there, with ExitCode::kBadConfig for a pipe or a device.
-absl::StatusOr<InputFile> DescribeInput(const std::string& name, const std::string& path);
+absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& path);
 
 }  // namespace deepnet

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -80,9 +79,7 @@ std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {
   CorpusParts parts;
   if (!manifest.ok() || !text.ok() || !ParseTextProto(*text, &parts)) return {};
   const auto note = std::ranges::find(manifest->notes(), kPartsFile, &CorpusFile::name);
-  ContentHasher hasher;
-  hasher.Update(*text);
-  if (note != manifest->notes().end() && note->hash() != hasher.Digest()) return {};
+  if (note != manifest->notes().end() && note->hash() != HashContent(*text)) return {};
   std::map<uint64_t, EarlierPart> by_key;
   std::map<std::string, int64_t> num_pairs;  // of each shard so far
   for (PreparedPart& part : *parts.mutable_parts()) {

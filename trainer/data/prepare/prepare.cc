@@ -15,8 +15,6 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -49,8 +47,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Notes every file named by the spec, with size and time; hashes follow as files are read.
-absl::Status DescribeInputs(PrepareContext& context) {
+// Finds the texts and notes every file named by the spec, with size and time; hashes follow as
+// files are read.
+absl::Status FindInputs(PrepareContext& context) {
+  ASSIGN_OR_RETURN(context.texts, FindTexts(context.spec, context.root));
   std::vector<std::string> paths;
   for (const LanguagePairTexts& pair : context.texts) {
     for (const auto* split : {&pair.train, &pair.dev, &pair.test}) {
@@ -69,20 +69,15 @@ absl::Status DescribeInputs(PrepareContext& context) {
   if (!model.empty()) paths.push_back(Rooted(context.root, model));
   for (const std::string& path : paths) {
     const std::string name = fs::path(path).lexically_proximate(context.root).string();
-    ASSIGN_OR_RETURN(context.inputs[path], DescribeInput(name, path));
+    ASSIGN_OR_RETURN(context.inputs[path], StatInput(name, path));
   }
   const std::string rules = NormalizationFile(context);
   if (rules.empty()) return absl::OkStatus();
   const absl::StatusOr<InputFile> input =
-      DescribeInput(context.spec.tokenizer().normalization(), rules);
+      StatInput(context.spec.tokenizer().normalization(), rules);
   if (input.ok()) context.inputs[rules] = *input;
   return WithPrefix("prepare.tokenizer.normalization: neither nmt_nfkc, nfkc, identity nor a file",
                     input.status());
-}
-
-absl::Status FindInputs(PrepareContext& context) {
-  ASSIGN_OR_RETURN(context.texts, FindTexts(context.spec, context.root));
-  return DescribeInputs(context);
 }
 
 absl::Status CheckSameInputs(PrepareContext& context) {
@@ -165,14 +160,6 @@ void SayPlan(const PrepareContext& context, bool dry) {
   }
 }
 
-// Writes a file of the corpus, which is durable then.
-absl::StatusOr<CorpusFile> WriteFile(const PrepareContext& context, const std::string& name,
-                                     std::string_view bytes) {
-  ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.temporary, name));
-  file->Append(bytes);
-  return file->Finish();
-}
-
 // Gathers the hashes of inputs and the memory of all ranks.
 absl::Status GatherInputs(PrepareContext& context, CorpusManifest* manifest) {
   CorpusManifest mine;
@@ -203,9 +190,11 @@ absl::Status WriteManifest(const PrepareContext& context, const std::string& par
   report.set_folder(context.output);
   report.set_content_hash(ContentHash(*manifest));
   report.set_seconds(context.Seconds());
-  ASSIGN_OR_RETURN(*manifest->add_notes(), WriteFile(context, kReportFile, ReportJson(report)));
-  ASSIGN_OR_RETURN(*manifest->add_notes(), WriteFile(context, kPartsFile, parts));
-  return WriteFile(context, kCorpusManifest, ManifestText(*manifest)).status();
+  const std::string& folder = context.temporary;
+  ASSIGN_OR_RETURN(*manifest->add_notes(),
+                   FileWriter::Write(folder, kReportFile, ReportJson(report)));
+  ASSIGN_OR_RETURN(*manifest->add_notes(), FileWriter::Write(folder, kPartsFile, parts));
+  return FileWriter::Write(folder, kCorpusManifest, ManifestText(*manifest)).status();
 }
 
 // Adds the files of the corpus and the counts of its texts to the manifest. Collective.
@@ -219,7 +208,8 @@ absl::Status Assemble(PrepareContext& context, HeldOutTexts& held_out, EncodedBl
     for (const CorpusFile& file : part.files()) *manifest->add_files() = file;
   }
   if (context.IsFirst()) {
-    ASSIGN_OR_RETURN(*manifest->add_files(), WriteFile(context, kTokenizerFile, tokenizer));
+    ASSIGN_OR_RETURN(*manifest->add_files(),
+                     FileWriter::Write(context.temporary, kTokenizerFile, tokenizer));
   }
   for (const PreparedPart& part : shards) {
     *manifest->add_files() = part.files(0);

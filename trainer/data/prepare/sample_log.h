@@ -14,7 +14,6 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "proto/data.pb.h"

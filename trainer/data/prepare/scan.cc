@@ -1,20 +1,16 @@
 #include "trainer/data/prepare/scan.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "parallel/base/logging.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
@@ -91,10 +87,10 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
                      input.set_hash(reader.file_hash());
                    }));
   *part.mutable_blocks() = {result.blocks.begin(), result.blocks.end()};
-  ASSIGN_OR_RETURN(auto bits, FileWriter::Create(context.OwnFolder(), name + ".bits"));
-  bits->Append({reinterpret_cast<const char*>(result.duplicate_bits.data()),
-                result.duplicate_bits.size() * sizeof(uint64_t)});
-  ASSIGN_OR_RETURN(*part.add_files(), bits->Finish());
+  ASSIGN_OR_RETURN(*part.add_files(),
+                   FileWriter::Write(context.OwnFolder(), name + ".bits",
+                                     {reinterpret_cast<const char*>(result.duplicate_bits.data()),
+                                      result.duplicate_bits.size() * sizeof(uint64_t)}));
   if (sample != nullptr) {
     ASSIGN_OR_RETURN(*part.add_files(), sample->Finish());
   }

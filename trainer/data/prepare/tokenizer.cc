@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -91,9 +89,7 @@ absl::Status CheckRules(const std::string& path, PrepareContext& context) {
           absl::StrCat(path, ":", number, ": not code points <TAB> code points, in hexadecimal"));
     }
   }
-  ContentHasher hasher;
-  hasher.Update(rules);
-  context.inputs[path].set_hash(hasher.Digest());
+  context.inputs[path].set_hash(HashContent(rules));
   return absl::OkStatus();
 }
 
@@ -163,9 +159,8 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   const BorrowedCores cores(context.host_cores);  // their ranks wait
   const std::string error = TrainSentencePieces(training, sentences, &bytes);
   if (!error.empty()) return TrainingError(tokenizer, error);
-  ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.OwnFolder(), kTokenizerFile));
-  file->Append(bytes);
-  ASSIGN_OR_RETURN(*part.add_files(), file->Finish());
+  ASSIGN_OR_RETURN(*part.add_files(),
+                   FileWriter::Write(context.OwnFolder(), kTokenizerFile, bytes));
   RETURN_IF_ERROR(context.Keep("tokenizer", part));
   return bytes;
 }
@@ -177,15 +172,14 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   absl::StatusOr<std::string> bytes =
       ReadWholeFile(*MakePosixFileSystem(), path, kMaxTokenizerBytes);
   if (!bytes.ok()) return WithPrefix("prepare.tokenizer.model_file", bytes.status());
-  ContentHasher hasher;
-  hasher.Update(*bytes);
+  const uint64_t hash = HashContent(*bytes);
   if (kept.empty()) {
-    context.inputs[path].set_hash(hasher.Digest());
+    context.inputs[path].set_hash(hash);
     return bytes;
   }
   ASSIGN_OR_RETURN(const CorpusManifest manifest, ReadManifest(context.output));
   const auto file = std::ranges::find(manifest.files(), kTokenizerFile, &CorpusFile::name);
-  if (file != manifest.files().end() && file->hash() == hasher.Digest()) return bytes;
+  if (file != manifest.files().end() && file->hash() == hash) return bytes;
   return absl::DataLossError(
       absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
 }
@@ -215,19 +209,15 @@ SentenceSampleSpec SampleSpecOf(const PrepareSpec& spec) {
 }
 
 absl::StatusOr<std::string> MakeTokenizer(PrepareContext& context) {
-  absl::StatusOr<std::string> bytes = "";
-  if (context.IsFirst()) {
+  const auto make = [&]() -> absl::StatusOr<std::string> {
+    if (!context.IsFirst()) return "";
     const std::string rules = NormalizationFile(context);
-    absl::Status status;
     if (!rules.empty()) {
-      status = WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context));
+      RETURN_IF_ERROR(WithPrefix("prepare.tokenizer.normalization", CheckRules(rules, context)));
     }
-    if (status.ok()) {
-      bytes = LearnsTokenizer(context) ? LearnTokenizer(context) : ReadTokenizer(context);
-    } else {
-      bytes = status;
-    }
-  }
+    return LearnsTokenizer(context) ? LearnTokenizer(context) : ReadTokenizer(context);
+  };
+  const absl::StatusOr<std::string> bytes = make();
   RETURN_IF_ERROR(context.Agree(bytes.status()));
   return BroadcastText(context.world, *bytes, 0);
 }
