@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include <google/protobuf/text_format.h>
 
 #include "parallel/base/file_system.h"
@@ -21,28 +20,29 @@ namespace {
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr char kDigest[] = "digest: ";
 
-std::string PairJson(const LanguagePairReport& pair) {
-  const std::string& first = pair.first_language();
-  const std::string& second = pair.second_language();
+JsonObject DropJson(const DropCount& drop) {
+  return JsonObject()
+      .Add("reason", drop.reason())
+      .Add("lines", drop.lines())
+      .Add("example", drop.example());
+}
+
+JsonObject PairJson(const LanguagePairReport& pair) {
   std::vector<std::string> directions;
-  for (const Direction& direction : DirectionsOf(pair)) {
-    directions.push_back(JsonQuoted(direction.Name()));
-  }
-  std::string json = absl::StrCat(
-      "    {\"split\": ", JsonQuoted(pair.split()), ", \"first_language\": ", JsonQuoted(first),
-      ", \"second_language\": ", JsonQuoted(second), ", \"directions\": [",
-      absl::StrJoin(directions, ", "), "], \"lines\": ", pair.lines(), ", \"kept\": ", pair.kept());
-  absl::StrAppendFormat(
-      &json,
-      ", \"first_tokens\": %d, \"second_tokens\": %d, \"first_mean_length\": %.4f, "
-      "\"second_mean_length\": %.4f, \"longest\": %d, \"dropped\": [",
-      pair.first_tokens(), pair.second_tokens(), pair.first_mean_length(),
-      pair.second_mean_length(), pair.longest());
-  const auto append = [](std::string* out, const DropCount& drop) {
-    absl::StrAppend(out, "{\"reason\": ", JsonQuoted(drop.reason()), ", \"lines\": ", drop.lines(),
-                    ", \"example\": ", JsonQuoted(drop.example()), "}");
-  };
-  return absl::StrCat(json, absl::StrJoin(pair.dropped(), ", ", append), "]}");
+  for (const Direction& direction : DirectionsOf(pair)) directions.push_back(direction.Name());
+  return JsonObject()
+      .Add("split", pair.split())
+      .Add("first_language", pair.first_language())
+      .Add("second_language", pair.second_language())
+      .Add("directions", directions)
+      .Add("lines", pair.lines())
+      .Add("kept", pair.kept())
+      .Add("first_tokens", pair.first_tokens())
+      .Add("second_tokens", pair.second_tokens())
+      .AddJson("first_mean_length", absl::StrFormat("%.4f", pair.first_mean_length()))
+      .AddJson("second_mean_length", absl::StrFormat("%.4f", pair.second_mean_length()))
+      .Add("longest", pair.longest())
+      .Add("dropped", JsonObjects(pair.dropped(), DropJson));
 }
 
 // Checks what becomes a part of paths.
@@ -178,17 +178,19 @@ std::string ReportTable(const CorpusReport& report) {
 }
 
 std::string ReportJson(const CorpusReport& report) {
-  std::string json = absl::StrCat(
-      "{\n  \"folder\": ", JsonQuoted(report.folder()), ",\n  \"lines\": ", report.lines(),
-      ",\n  \"kept\": ", report.kept(), ",\n  \"vocabulary_size\": ", report.vocabulary_size(),
-      ",\n  \"tokenizer_hash\": ", JsonQuoted(report.tokenizer_hash()),
-      ",\n  \"content_hash\": ", JsonQuoted(report.content_hash()));
-  absl::StrAppendFormat(&json,
-                        ",\n  \"seconds\": %.3f,\n  \"tokenizer_seconds\": %.3f,\n  "
-                        "\"peak_resident_bytes\": %d,\n  \"pairs\": [\n",
-                        report.seconds(), report.tokenizer_seconds(), report.peak_resident_bytes());
-  const auto append = [](std::string* out, const auto& pair) { out->append(PairJson(pair)); };
-  return absl::StrCat(json, absl::StrJoin(report.pairs(), ",\n", append), "\n  ]\n}\n");
+  const JsonObject json =
+      JsonObject()
+          .Add("folder", report.folder())
+          .Add("lines", report.lines())
+          .Add("kept", report.kept())
+          .Add("vocabulary_size", report.vocabulary_size())
+          .Add("tokenizer_hash", report.tokenizer_hash())
+          .Add("content_hash", report.content_hash())
+          .AddJson("seconds", absl::StrFormat("%.3f", report.seconds()))
+          .AddJson("tokenizer_seconds", absl::StrFormat("%.3f", report.tokenizer_seconds()))
+          .Add("peak_resident_bytes", report.peak_resident_bytes())
+          .Add("pairs", JsonObjects(report.pairs(), PairJson));
+  return JsonOf(json) + "\n";
 }
 
 }  // namespace deepnet
