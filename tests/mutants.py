@@ -47,7 +47,7 @@ MUTANTS = {
         "trainer/telemetry/intervals.cc", ".minutes = train.validate_every_minutes()", ".minutes = train.checkpoint_every_minutes()",
         "trainer_intervals_test"),
     "half-an-odd-window-is-enough": (
-        "trainer/spikes.cc", "2 * window.losses_size() < spec.window_steps()", "window.losses_size() < spec.window_steps() / 2",
+        "trainer/telemetry/spikes.cc", "2 * window.losses_size() < spec.window_steps()", "window.losses_size() < spec.window_steps() / 2",
         "trainer_spikes_test"),
     "minutes-count-from-the-start-on": (
         POLICY, "  clock_.Restart();\n", "", POLICY_TEST),

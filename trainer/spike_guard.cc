@@ -15,7 +15,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/retention.h"
 #include "trainer/rank_snapshot.h"
-#include "trainer/spikes.h"
+#include "trainer/telemetry/spikes.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-// Faults of learning: steps whose loss or gradient is not finite, and spikes (spikes.h).
+// Faults of learning: steps whose loss or gradient is not finite, and spikes (telemetry/spikes.h).
 #pragma once
 
 #include <optional>

@@ -25,8 +25,8 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/inspect.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/spikes.h"
 #include "trainer/telemetry/metrics.h"
+#include "trainer/telemetry/spikes.h"
 
 namespace deepnet {
 namespace {

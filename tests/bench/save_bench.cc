@@ -21,7 +21,7 @@
 #include "parallel/comm/communicator.h"
 #include "tests/support/child_process.h"
 #include "trainer/async_checkpointer.h"
-#include "trainer/bench.h"
+#include "trainer/bench/bench.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"

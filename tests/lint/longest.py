@@ -35,17 +35,16 @@ EXCEPTIONS = {
     ("lines of a .cc file", "parallel/comm/sockets.cc"): 670,
     ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 740,
     ("lines of a .cc file", "parallel/plan/memory.cc"): 550,
-    ("lines of a .cc file", "trainer/bench.cc"): 710,
-    ("lines of a .cc file", "trainer/data/prepare/parallel_text.cc"): 510,
+    ("lines of a .cc file", "trainer/bench/bench.cc"): 710,
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 640,
     ("lines of a .cc file", "trainer/model/describe.cc"): 520,
     ("lines of a .cc file", "trainer/model/work.cc"): 670,
 }
 TOTALS = {
     "lines of the product": 75000,
-    "files of the product": 540,
-    "functions of many parameters": 87,
-    "functions over 60 lines": 1,
+    "files of the product": 545,
+    "functions of many parameters": 81,
+    "functions over 60 lines": 0,
     "words of the documentation": 58500,
 }
 

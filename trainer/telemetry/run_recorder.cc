@@ -10,8 +10,8 @@
 #include "parallel/base/text.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/instruments/non_finite.h"
-#include "trainer/spikes.h"
 #include "trainer/telemetry/report.h"
+#include "trainer/telemetry/spikes.h"
 
 namespace deepnet {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/bench.h"
+#include "trainer/bench/bench.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "trainer/spikes.h"
+#include "trainer/telemetry/spikes.h"
 
 #include <algorithm>
 #include <cmath>
