@@ -20,8 +20,8 @@
 #include "parallel/base/units.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

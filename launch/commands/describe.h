@@ -1,5 +1,5 @@
 // `describe` and `lab audit` print these alike: the effect of a scheme on each stack
-// (trainer/model/depth_scaling.h) and ranges.
+// (trainer/model/scheme.h) and ranges.
 #pragma once
 
 #include <string>

@@ -39,7 +39,6 @@ OUTSIDE = {  # angle-bracket headers that belong to a few folders only
 
 # Today's knots; the list may only shrink. The table of kernels is one with its kernels by design.
 KNOTS = [
-    {"trainer/model/depth_scaling", "trainer/model/scheme"},
     {"tests/gpu/emulated/" + room for room in ("device", "machine", "memory")},
 ]
 KERNEL_TABLE = "trainer/kernels/native/kernel_table"

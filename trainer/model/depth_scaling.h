@@ -39,30 +39,4 @@ struct DepthScaling {
 // least 1 (launch/validate refuses less).
 DepthScaling MakeDepthScaling(const ModelSpec& model);
 
-// The numbers of a stack's sub-layers, from the smallest to the greatest.
-struct ValueRange {
-  double least = 0.0, greatest = 0.0;
-
-  friend bool operator==(const ValueRange&, const ValueRange&) = default;
-};
-
-// A stack as its scheme makes it, for people to read. All 0 for a stack that the model does not
-// have.
-struct StackScaling {
-  ValueRange alpha;      // on the stream where a branch joins it: alpha, times omega at first
-  ValueRange beta;       // gain of values, attention outputs and feed-forward matrices
-  ValueRange query_key;  // gain of queries and keys
-
-  friend bool operator==(const StackScaling&, const StackScaling&) = default;
-};
-
-// Reads the numbers off the values that the model itself is made from (trainer/model/scheme.h), for
-// any scheme. `stack`: 0 encoder, 1 decoder. Gains are factors on Xavier's deviation
-// sqrt(2 / (in + out)).
-//
-// Example, DEEPNORM with 100 encoder and 100 decoder layers:
-//   MakeStackScaling(model, 0);  // {.alpha = {3.4157, 3.4157}, .beta = {0.2063, 0.2063},
-//                                //  .query_key = {1, 1}}
-StackScaling MakeStackScaling(const ModelSpec& model, int stack);
-
 }  // namespace deepnet
