@@ -18,6 +18,7 @@
 #include "parallel/comm/communicator.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_pass.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
@@ -48,9 +49,9 @@ Costs CostsOf(const ModelSpec& spec) {
   model.Refresh();  // converted by the first pass
   for (int pass = 0; pass < 2; ++pass) {
     const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
-    model.Forward(mb, 1, 2, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+    testing::Forward(model, mb, 1, 2, /*training=*/true, {.label_smoothing = 0.1}, *kept);
     const emulated_gpu::Counters middle = emulated_gpu::ReadCounters();
-    model.Backward(mb, 1, 2, *kept);
+    testing::Backward(model, mb, 1, 2, *kept);
     const emulated_gpu::Counters end = emulated_gpu::ReadCounters();
     costs = {.forward = middle.launches - start.launches,
              .backward = end.launches - middle.launches,
@@ -184,15 +185,15 @@ PassWork WorkOf(const ModelSpec& spec, const Rows& rows, at::ScalarType operand,
   const Microbatch& mb = rows.microbatch;
   model.Refresh();
   constexpr int64_t kStep = 10;  // behind BRANCH_NORM's ramp
-  model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  testing::Forward(model, mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
   ops->session().ReadBack();
   const emulated_gpu::Counters start = emulated_gpu::ReadCounters();
   const Launches before = emulated_gpu::ReadLaunches();
   const auto touched_before = emulated_gpu::ReadTouched();
   emulated_gpu::WatchMemory(watches);
-  model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  testing::Forward(model, mb, 1, kStep, /*training=*/true, {.label_smoothing = 0.1}, *kept);
   const Launches middle = emulated_gpu::ReadLaunches();
-  model.Backward(mb, 1, kStep, *kept);
+  testing::Backward(model, mb, 1, kStep, *kept);
   emulated_gpu::Counters products = emulated_gpu::ReadCounters();
   products.product_operations -= start.product_operations;
   products.product_bytes -= start.product_bytes;

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/whole_pass.h"
 #include "trainer/data/batcher.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/transformer.h"
@@ -48,7 +49,7 @@ Output RunInitial(const ModelSpec& spec, DataType dtype) {
   model.parameters().Initialize(1);
   model.Refresh();
   const auto kept = model.MakeActivations(/*shared=*/true);
-  const LossSums loss = model.Forward(microbatch, 0, 0, /*training=*/false, {}, *kept);
+  const LossSums loss = testing::Forward(model, microbatch, 0, 0, /*training=*/false, {}, *kept);
   const int64_t rows = microbatch.num_target_tokens;
   return {kept->values.target_RD.narrow(0, 0, rows).to(at::kDouble),
           loss.nll / static_cast<double>(rows)};

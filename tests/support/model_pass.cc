@@ -7,6 +7,7 @@
 
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_pass.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet::testing {
@@ -45,8 +46,8 @@ ModelPass ForwardBackward(const ModelSpec& spec, Ops& ops, uint64_t seed) {
   const Microbatch mb = TinyMicrobatch(spec, 3);
   const auto kept = model.MakeActivations(/*shared=*/false);
   ModelPass pass;
-  pass.loss = model.Forward(mb, 1, 2, /*training=*/true, {.label_smoothing = 0.1}, *kept);
-  model.Backward(mb, 1, 2, *kept);
+  pass.loss = testing::Forward(model, mb, 1, 2, /*training=*/true, {.label_smoothing = 0.1}, *kept);
+  testing::Backward(model, mb, 1, 2, *kept);
   FoldTied(model.parameters(), ops);
   pass.gradient = FlatGradient(model.parameters()).to(at::Device(at::kCPU)).to(at::kDouble);
   pass.inventory = model.parameters().inventory();

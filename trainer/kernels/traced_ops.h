@@ -3,7 +3,7 @@
 // Example:
 //   const std::unique_ptr<TracedOps> ops = Traced(*std::move(made));
 //   ops->StartTrace();
-//   model.Forward(...);
+//   chunk.Forward(...);
 //   for (const TimedKernel& kernel : ops->StopTrace()) Print(kernel.name, kernel.end -
 //   kernel.start);
 #pragma once

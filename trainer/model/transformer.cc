@@ -63,11 +63,6 @@ Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, 
       chunks_(MakeChunks(spec, capacity, whole, chunks, ops, parameters_)),
       work_(MakeChunkWorkspace(spec, capacity, ops, chunks_)) {}
 
-const Chunk& Transformer::whole() const {
-  DEEPNET_CHECK_EQ(chunks_[0].spec().layers.NumLayers(), OneChunk(spec_)[0].layers.NumLayers());
-  return chunks_[0];
-}
-
 void Transformer::Refresh() {
   for (Chunk& chunk : chunks_) chunk.Refresh();
 }
@@ -76,8 +71,13 @@ std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
   const std::vector<int64_t> source = {capacity_.max_source_tokens(), spec_.d_model()};
   const std::vector<int64_t> target = {capacity_.max_target_tokens(), spec_.d_model()};
   auto kept = std::make_unique<Activations>();
-  ChunkPools empty;
-  kept->kept = shared ? KeptForInference(chunks_) : whole().MakeKept(empty, work_);
+  if (shared) {
+    kept->kept = KeptForInference(chunks_);
+  } else {
+    DEEPNET_CHECK_EQ(chunks_[0].spec().layers.NumLayers(), OneChunk(spec_)[0].layers.NumLayers());
+    ChunkPools empty;
+    kept->kept = chunks_[0].MakeKept(empty, work_);
+  }
   kept->values = {at::zeros(source, ops_.ResidualOptions()),
                   at::zeros(source, ops_.OperandOptions()),
                   at::zeros(target, ops_.ResidualOptions())};
@@ -85,24 +85,6 @@ std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
   kept->gradients.encoder_output_RD = at::zeros(source, ops_.ResidualOptions());
   kept->gradients.target_RD = at::zeros(target, ops_.ResidualOptions());
   return kept;
-}
-
-LossSums Transformer::Forward(const Microbatch& microbatch, uint64_t seed, int64_t step,
-                              bool training, const LossOptions& loss, Activations& kept,
-                              float* token_nll) {
-  LossSums sums;
-  whole().Forward(MakePass(ops_, microbatch, seed, step, training), kept.values, work_, kept.kept,
-                  loss, training ? kept.gradients.target_RD : at::Tensor(),
-                  {.sums = &sums, .token_nll = token_nll});
-  ops_.session().ReadBack();
-  return sums;
-}
-
-void Transformer::Backward(const Microbatch& microbatch, uint64_t seed, int64_t step,
-                           Activations& kept) {
-  BoundaryActivations gradients = kept.gradients;
-  whole().Backward(MakePass(ops_, microbatch, seed, step, /*training=*/true), gradients,
-                   kept.values.encoder_output_RD, work_, kept.kept);
 }
 
 }  // namespace deepnet

@@ -2,8 +2,8 @@
 //
 // All arithmetic goes through Ops, all shapes are capacities fixed at construction. Nothing is
 // remembered between calls except in what is handed in, so that a pipeline can keep several
-// microbatches in flight. A whole model is one chunk, and can be run without a pipeline: loss and
-// gradients. Decoding goes chunk by chunk (trainer/decode/model_scorer.h).
+// microbatches in flight. A whole model is one chunk. Decoding goes chunk by chunk
+// (trainer/decode/model_scorer.h).
 #pragma once
 
 #include <memory>
@@ -13,7 +13,6 @@
 
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
-#include "trainer/data/microbatch.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/chunk.h"
 #include "trainer/model/parameters.h"
@@ -57,20 +56,9 @@ class Transformer {
   // Without it, for whole models only.
   std::unique_ptr<Activations> MakeActivations(bool shared) const;
 
-  // --- whole models ---
-
-  // Runs the forward pass of `microbatch` and returns its loss, summed over its target tokens. With
-  // `training`: dropout keyed by (seed, step), and the gradient of the output layer is added.
-  LossSums Forward(const Microbatch& microbatch, uint64_t seed, int64_t step, bool training,
-                   const LossOptions& loss, Activations& kept, float* token_nll = nullptr);
-  // Adds the gradients of everything below the output layer. Call after Forward with `training` on
-  // the same `kept`.
-  void Backward(const Microbatch& microbatch, uint64_t seed, int64_t step, Activations& kept);
-
  private:
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable,
               const std::vector<ChunkSpec>& chunks, const Inventory& whole);
-  const Chunk& whole() const;  // DEEPNET_CHECKs that it is
 
   ModelSpec spec_;
   MicrobatchSpec capacity_;

@@ -18,6 +18,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_pass.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/optim/optimizer.h"
@@ -86,7 +87,7 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
   const auto kept = model.MakeActivations(/*shared=*/false);
   const Microbatch unseen = batches->ForStep(3)->microbatches[0];
   const auto rows = [&] {
-    model.Forward(unseen, 0, 0, /*training=*/false, {}, *kept);
+    testing::Forward(model, unseen, 0, 0, /*training=*/false, {}, *kept);
     return kept->values.target_RD.narrow(0, 0, unseen.num_target_tokens).to(at::kDouble).clone();
   };
   const at::Tensor reference = rows();
@@ -97,8 +98,9 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
     model.parameters().gradient().zero_();
     const LossOptions loss{.label_smoothing = run.optim().label_smoothing(),
                            .gradient_scale = 1.0 / static_cast<double>(batch.num_target_tokens)};
-    const LossSums sums = model.Forward(mb, run.seed(), step, /*training=*/true, loss, *kept);
-    model.Backward(mb, run.seed(), step, *kept);
+    const LossSums sums =
+        testing::Forward(model, mb, run.seed(), step, /*training=*/true, loss, *kept);
+    testing::Backward(model, mb, run.seed(), step, *kept);
     testing::FoldTied(model.parameters(), *ops);
     const absl::StatusOr<double> norm = optimizer.Norm(*ops, model.parameters());
     ASSERT_TRUE(norm.ok()) << norm.status();

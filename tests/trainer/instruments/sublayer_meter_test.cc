@@ -9,6 +9,7 @@
 #include "parallel/comm/communicator.h"
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_pass.h"
 #include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
@@ -173,7 +174,7 @@ TEST(SublayerMeter, LookingChangesNoBit) {
       const auto ops = MakeNativeOps(ResolveCompute(compute));
       Pass pass(spec, *ops);
       looks ? (void)pass.Look(3) : pass.Forward(3, nullptr);
-      pass.model.Backward(pass.microbatch, Pass::kSeed, 3, *pass.kept);
+      testing::Backward(pass.model, pass.microbatch, Pass::kSeed, 3, *pass.kept);
       return testing::FlatGradient(pass.model.parameters());
     };
     EXPECT_TRUE(at::equal(gradients(true), gradients(false)));

@@ -14,6 +14,7 @@
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_pass.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
@@ -94,9 +95,9 @@ TEST(Transformer, BackwardEqualsAutogradOfThePlainModel) {
     model.Refresh();
     const Microbatch mb = TinyMicrobatch(spec, 3);
     const auto kept = model.MakeActivations(/*shared=*/false);
-    const LossSums loss =
-        model.Forward(mb, 1, kStep, /*training=*/true, {.label_smoothing = kSmoothing}, *kept);
-    model.Backward(mb, 1, kStep, *kept);
+    const LossSums loss = testing::Forward(model, mb, 1, kStep, /*training=*/true,
+                                           {.label_smoothing = kSmoothing}, *kept);
+    testing::Backward(model, mb, 1, kStep, *kept);
 
     std::vector<at::Tensor> leaves;
     for (const Parameter& p : model.parameters().inventory().parameters) {
@@ -153,11 +154,12 @@ TEST(Transformer, BackwardEqualsFiniteDifferencesWithEveryDropoutOn) {
     const auto kept = model.MakeActivations(/*shared=*/false);
     const auto loss = [&] {
       model.Refresh();
-      return model.Forward(mb, 9, 77, /*training=*/true, {.label_smoothing = kSmoothing}, *kept)
+      return testing::Forward(model, mb, 9, 77, /*training=*/true, {.label_smoothing = kSmoothing},
+                              *kept)
           .loss;
     };
     loss();
-    model.Backward(mb, 9, 77, *kept);
+    testing::Backward(model, mb, 9, 77, *kept);
     testing::FoldTied(model.parameters(), *ops);
     const at::Tensor gradient = testing::FlatGradient(model.parameters());
 
@@ -191,7 +193,7 @@ TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
   model.Refresh();
   const Microbatch whole = TinyMicrobatch(spec, 8);
   const auto kept = model.MakeActivations(/*shared=*/false);
-  const double together = model.Forward(whole, 1, 5, true, {}, *kept).loss;
+  const double together = testing::Forward(model, whole, 1, 5, true, {}, *kept).loss;
 
   double apart = 0.0;
   for (int s = 0; s < whole.num_sentences; ++s) {
@@ -210,7 +212,7 @@ TEST(Transformer, LossDoesNotDependOnHowPairsAreCutIntoMicrobatches) {
     one.num_sentences = 1;
     one.source.offsets = {0, whole.source.offsets[s + 1] - source};
     one.target.offsets = {0, whole.target.offsets[s + 1] - target};
-    apart += model.Forward(one, 1, 5, true, {}, *kept).loss;
+    apart += testing::Forward(model, one, 1, 5, true, {}, *kept).loss;
   }
   EXPECT_NEAR(together, apart, 1e-12 * together);
 }
