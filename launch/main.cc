@@ -11,6 +11,7 @@
 #include "parallel/base/fd_stream.h"
 #include "trainer/data/mapped_file.h"
 #include "trainer/kernels/device_errors.h"
+#include "trainer/model/work.h"
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error of its write
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
   };
   const std::vector<std::string> words(argv + 1, argv + argc);
   deepnet::FdStream in(STDIN_FILENO), out(STDOUT_FILENO);
-  return deepnet::RunProgram(commands, words, {in, out, std::cerr, deepnet::HasCuda, [] {
-                                                 return deepnet::StatusOfException();
-                                               }});
+  return deepnet::RunProgram(commands, words,
+                             {in, out, std::cerr, deepnet::HasCuda,
+                              [] { return deepnet::StatusOfException(); }, deepnet::DescribeWork});
 }

@@ -383,7 +383,8 @@ absl::Status RunShared(const CommandLine& line, const SharedTool& shared) {
                              is_first ? line.out : nothing,
                              is_first ? line.err : nothing,
                              line.has_cuda,
-                             line.status_of_exception};
+                             line.status_of_exception,
+                             line.describe_work};
     ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, AgreeOn(world, StartTool(own, shared.what)));
     ASSIGN_OR_RETURN(const std::vector<std::string> chosen,
                      AgreeOn(world, shared.choose(own, *tool)));

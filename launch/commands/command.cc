@@ -22,6 +22,7 @@
 #include "parallel/base/fd_stream.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
+#include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
@@ -91,6 +92,14 @@ void ResolveDevice(const CommandLine& line, ComputeSpec* compute) {
   const bool wants_cpu = compute->matmul() == NATIVE || compute->isa() != ISA_UNSPECIFIED;
   const bool cuda = !wants_cpu && line.has_cuda != nullptr && line.has_cuda();
   compute->set_device(cuda ? "cuda" : "cpu");
+}
+
+Inventory InventoryOf(const CommandLine& line, const RunSpec& run) {
+  Inventory inventory = Describe(run.model(), run.data().microbatch());
+  if (line.describe_work != nullptr) {
+    line.describe_work(run.model(), run.data().microbatch(), run.compute(), inventory);
+  }
+  return inventory;
 }
 
 std::string RootFolder(const CommandLine& line) { return line.flags.Text("root"); }
@@ -230,7 +239,8 @@ absl::Status RunCommand(const Command& command, const std::string& name,
                          command.prints_data || json ? environment.out : shown,
                          environment.err,
                          environment.has_cuda,
-                         environment.status_of_exception};
+                         environment.status_of_exception,
+                         environment.describe_work};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
     ASSIGN_OR_RETURN(const RunSpec run,
                      command.load != nullptr ? command.load(line) : LoadConfig(line));

@@ -14,11 +14,17 @@
 
 #include "launch/flags.h"
 #include "launch/spec_loader.h"
+#include "parallel/plan/inventory.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
 
 struct CommandLine;
+
+// Adds to an inventory what its kernels cost on a GPU: DescribeWork of trainer/model/work.h,
+// which needs LibTorch.
+using WorkDescriber = void(const ModelSpec& model, const MicrobatchSpec& microbatch,
+                           const ComputeSpec& compute, Inventory& inventory);
 
 // Says if a subcommand takes --config and --set.
 enum class SpecUse {
@@ -55,6 +61,7 @@ struct CommandLine {
   std::ostream& err;             // everything for people, as ShownLines (utf8.h) or a Logger has it
   bool (*has_cuda)() = nullptr;  // as in Environment
   absl::Status (*status_of_exception)() = nullptr;  // as in Environment
+  WorkDescriber* describe_work = nullptr;  // likewise
 };
 
 // Returns what --config and --set name.
@@ -73,6 +80,9 @@ absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base = {});
 // Decides compute.device "auto": "cuda" where this build sees a CUDA device and nothing asks for
 // kernels of the CPU, else "cpu".
 void ResolveDevice(const CommandLine& line, ComputeSpec* compute);
+
+// Returns the model of `run` with all that a planner knows of it.
+Inventory InventoryOf(const CommandLine& line, const RunSpec& run);
 
 // Returns the folder of --root, which relative paths in a RunSpec and on the command line start
 // from.
@@ -95,6 +105,7 @@ struct Environment {
   bool (*has_cuda)() = nullptr;  // says if this build sees a CUDA device; null: it sees none
   // Returns the exception that is being handled (trainer/kernels/device_errors.h); null: its text.
   absl::Status (*status_of_exception)() = nullptr;
+  WorkDescriber* describe_work = nullptr;  // null: plans for GPUs follow from operations alone
 };
 
 // Runs the subcommand that `words` (the command line without the program's name) asks for. Returns

@@ -20,8 +20,6 @@
 #include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule_drawing.h"
 #include "parallel/plan/schedule_text.h"
-#include "trainer/model/describe.h"
-#include "trainer/model/work.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/learning_rate.h"
 
@@ -133,8 +131,7 @@ absl::Status RunPlan(const CommandLine& line) {
   RETURN_IF_ERROR(CheckFlags(line.flags));
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
   RETURN_IF_ERROR(ReadNamedFiles(RootFolder(line), &run));
-  Inventory inventory = Describe(run.model(), run.data().microbatch());
-  DescribeWork(run.model(), run.data().microbatch(), run.compute(), inventory);
+  const Inventory inventory = InventoryOf(line, run);
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(const std::string text,
                      CompareText(inventory, {run.data(), run.optim(), run.compute(), run.cluster(),

@@ -26,8 +26,6 @@
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
 #include "trainer/data/corpus_batch_source.h"
-#include "trainer/model/describe.h"
-#include "trainer/model/work.h"
 #include "trainer/named_files.h"
 
 namespace deepnet {
@@ -338,8 +336,7 @@ absl::StatusOr<Prepared> Prepare(const CommandLine& line) {
     made.run.mutable_parallel()->set_schedule(line.flags.Text("schedule"));
   }
   RETURN_IF_ERROR(ReadNamedFiles(RootFolder(line), &made.run));
-  Inventory inventory = Describe(made.run.model(), made.run.data().microbatch());
-  DescribeWork(made.run.model(), made.run.data().microbatch(), made.run.compute(), inventory);
+  const Inventory inventory = InventoryOf(line, made.run);
   if (line.flags.Switch("compare")) {
     ASSIGN_OR_RETURN(made.cases, ComparedCases(made.run, inventory));
   } else {

@@ -118,7 +118,8 @@ class Candidate {
     dencoder_output_RD_.zero_();
     const double start = SecondsNow();
     const std::clock_t ticks = std::clock();
-    const PassContext context{.ops = &ops_, .rows = &sentences.rows, .seed = 1, .step = 1};
+    const MicrobatchPass microbatch{.seed = 1, .step = 1, .training = true};
+    const PassContext context{.ops = &ops_, .rows = &sentences.rows, .microbatch = &microbatch};
     const StackPass source{.context = context, .work = &source_work_};
     encoder_.Forward(source, source_, encoder_kept_, encoder_segment_);
     const EncoderOutput encoder_output{.rows = &sentences.rows,

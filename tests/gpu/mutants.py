@@ -87,18 +87,19 @@ MUTANTS = {
     "copies-of-tables-are-not-planned": (
         "parallel/plan/memory.cc", "(rules.gpu ? elements : packed) * rules.packed_bytes", "packed * rules.packed_bytes", "memory_test"),
     "the-table-forgets-a-bias": (
-        "trainer/model/work.cc", "if (bias) BiasGradient(\"BiasGradient\"", "if (false && bias) BiasGradient(\"BiasGradient\"", BUDGETS),
+        "trainer/model/cost_ops.cc", "if (dbias.defined()) BiasGradient(\"BiasGradient\"",
+        "if (false && dbias.defined()) BiasGradient(\"BiasGradient\"", BUDGETS),
     "the-table-knows-no-partial-sums": (
-        "trainer/model/work.cc", "if (rows_ <= native::kFewRows) return", "if (rows_ > 0) return", BUDGETS),
+        "trainer/model/cost_ops.cc", "if (rows <= native::kFewRows) return", "if (rows > 0) return", BUDGETS),
     "logits-are-planned-as-on-a-cpu": (
         "trainer/model/describe.cc", "const int64_t gpu_rows = native::LogitRows(vocabulary, rows);",
-        "const int64_t gpu_rows = std::min(kLogitRows, rows);", "describe_test"),
+        "const int64_t gpu_rows = std::min(native::kCpuLogitRows, rows);", "describe_test"),
     "logits-of-fewer-rows-than-a-block": (
         "trainer/kernels/cuda_ops.cc", "native::LogitRows(classes, a.hidden_RD.size(0))", "native::LogitRows(classes, 128)",
         CUDA_OPS + " --gtest_filter=*LossOf*"),
     "the-table-takes-a-product-for-float32": (
-        "trainer/model/work.cc", "keys.Linear(\"kv projection\", d_, 2 * d_, e());",
-        "keys.Linear(\"kv projection\", d_, 2 * d_, kFloat);", BUDGETS),
+        "trainer/model/cost_ops.cc", "LabelOf(w), rows, y.size(1), x.size(1), Size(y));",
+        "LabelOf(w), rows, y.size(1), x.size(1), kFloat);", BUDGETS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",

@@ -136,22 +136,21 @@ void AttentionLayer::FillCache(const PassContext& pass, const at::Tensor& kv_R2D
 }
 
 void AttentionLayer::Step(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-                          Saved& saved, const KeyValueCache& cache, int64_t first_row,
-                          const CacheIndex& index) const {
+                          Saved& saved, const StepCache& cache) const {
   const int64_t rows = pass.rows->count;
   const at::Tensor input_RD = residual_.Enter(pass, stream, work.input_RD, saved.residual);
   project_.Forward(pass, input_RD, /*relu=*/false, saved.projected_RC);
   if (!kv_) {
-    pass.ops->Copy(rows, saved.k_RD, cache.keys_ND.narrow(0, first_row, rows));
-    pass.ops->Copy(rows, saved.v_RD, cache.values_ND.narrow(0, first_row, rows));
+    pass.ops->Copy(rows, saved.k_RD, cache.rows.keys_ND.narrow(0, cache.first_row, rows));
+    pass.ops->Copy(rows, saved.v_RD, cache.rows.values_ND.narrow(0, cache.first_row, rows));
   }
   pass.ops->DecodeAttention({.rows = rows,
                              .q_RD = saved.q_RD,
-                             .keys_ND = cache.keys_ND,
-                             .values_ND = cache.values_ND,
-                             .index = index.index,
-                             .index_stride = index.stride,
-                             .lengths = index.lengths,
+                             .keys_ND = cache.rows.keys_ND,
+                             .values_ND = cache.rows.values_ND,
+                             .index = cache.index.index,
+                             .index_stride = cache.index.stride,
+                             .lengths = cache.index.lengths,
                              .heads = heads_,
                              .context_RD = saved.context_RD});
   LeaveBranch(pass, stream, work, saved);

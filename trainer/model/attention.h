@@ -43,10 +43,9 @@ class AttentionLayer {
   // Cross-attention: keys and values of all rows of the encoder's output into kv_R2D (operand): for
   // decoding, once for each batch of sentences.
   void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const;
-  // Decoding: one new row for each hypothesis. In self-attention its key and value go to row
-  // `first_row` + hypothesis of `cache`.
+  // Decoding: one new row for each hypothesis.
   void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
-            const KeyValueCache& cache, int64_t first_row, const CacheIndex& index) const;
+            const StepCache& cache) const;
   void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
 

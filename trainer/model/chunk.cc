@@ -70,19 +70,19 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
   if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(spec, ops, parameters);
 }
 
-Chunk::Side Chunk::MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                            const Inventory& whole, const Parameters& parameters,
-                            bool source) const {
+Chunk::SideLayers Chunk::MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity,
+                                  const Inventory& whole, const Parameters& parameters,
+                                  bool source) const {
   const int stack = source ? 0 : LabelledStack(spec);
   const LayerKind use = source ? LayerKind::kSourceEmbedding : LayerKind::kTargetEmbedding;
   const Part embedding = PartOf(whole, spec_.layers, use);
   const Part layers =
       PartOf(whole, spec_.layers, source ? LayerKind::kEncoder : LayerKind::kDecoder);
-  Side side{.capacity = source ? capacity.max_source_tokens() : capacity.max_target_tokens(),
-            .embedding_at = embedding.layer,
-            .first_layer = layers.layer,
-            .layers = LayerStack(spec, capacity, spec_.recompute, ops_, parameters, stack,
-                                 layers.first, layers.count)};
+  SideLayers side{.capacity = source ? capacity.max_source_tokens() : capacity.max_target_tokens(),
+                  .embedding_at = embedding.layer,
+                  .first_layer = layers.layer,
+                  .layers = LayerStack(spec, capacity, spec_.recompute, ops_, parameters, stack,
+                                       layers.first, layers.count)};
   if (embedding.count > 0) {
     side.embedding.emplace(spec, ops_, parameters, use);
     if (HasEmbeddingNorm(spec))
@@ -94,23 +94,16 @@ Chunk::Side Chunk::MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacit
   return side;
 }
 
-ResidualStream Chunk::Stream(const at::Tensor& value_RD, const ChunkWorkspace::Side& work) const {
+ResidualStream Chunk::Stream(const at::Tensor& value_RD, const SideWorkspace& work) const {
   return {value_RD, SameTypes(ops_) ? value_RD : work.operand_RD};
 }
 
-StackPass Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows, const Side& side,
+StackPass Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows, const SideLayers& side,
                          Workspace& work) const {
-  return {.context = {.ops = &ops_,
-                      .rows = &rows,
-                      .seed = pass.seed,
-                      .step = pass.step,
-                      .keep = pass.training,
-                      .deferred = pass.deferred,
-                      .probe = pass.probe,
-                      .second_RD = work.second_RD},
-          .work = &work,
-          .layer_done = pass.layer_done,
-          .first_layer = side.first_layer};
+  return {
+      .context = {.ops = &ops_, .rows = &rows, .microbatch = &pass, .second_RD = work.second_RD},
+      .work = &work,
+      .first_layer = side.first_layer};
 }
 
 void Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
@@ -125,6 +118,7 @@ void Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& value
   const ResidualStream stream = Stream(values.target_RD, work.target);
   ForwardSide(target_, stack, stream, work.target, kept.target);
   if (!output_) return;
+  if (pass.layer_begins != nullptr) (*pass.layer_begins)(spec_.layers.end - 1);
   output_->Loss(stack.context, stream.operand_RD, pass.rows.labels, loss, dhidden_RD, results);
 }
 
@@ -136,15 +130,17 @@ void Chunk::Encode(const MicrobatchPass& pass, const BoundaryActivations& values
   if (ends_encoder_) ops_.Copy(pass.rows.source.count, stream.operand_RD, values.encoder_output_RD);
 }
 
-void Chunk::Enter(const Side& side, const PassContext& pass, const ResidualStream& stream,
-                  Kept::Side& kept) const {
+void Chunk::Enter(const SideLayers& side, const PassContext& pass, const ResidualStream& stream,
+                  Kept::SideState& kept) const {
   if (!side.embedding) return FillOperand(pass, stream);
   side.embedding->Forward(pass, stream, kept.mask);
   if (side.norm) side.norm->ForwardStream(pass, stream, kept.norm);
 }
 
-void Chunk::ForwardSide(const Side& side, const StackPass& pass, const ResidualStream& stream,
-                        ChunkWorkspace::Side& work, Kept::Side& kept) const {
+void Chunk::ForwardSide(const SideLayers& side, const StackPass& pass, const ResidualStream& stream,
+                        SideWorkspace& work, Kept::SideState& kept) const {
+  const LayerBegins* const begins = pass.context.microbatch->layer_begins;
+  if (side.embedding && begins != nullptr) (*begins)(side.embedding_at);
   Enter(side, pass.context, stream, kept);
   side.layers.Forward(pass, stream, kept.layers, work.segment);
   if (side.end) side.end->Forward(pass.context, stream, kept.end);
@@ -168,14 +164,16 @@ void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                gradients.source_RD, work.source, kept.source);
 }
 
-void Chunk::BackwardSide(const Side& side, const StackPass& pass, const at::Tensor& dstream_RD,
-                         ChunkWorkspace::Side& work, Kept::Side& kept) const {
+void Chunk::BackwardSide(const SideLayers& side, const StackPass& pass,
+                         const at::Tensor& dstream_RD, SideWorkspace& work,
+                         Kept::SideState& kept) const {
   if (side.end) side.end->Backward(pass.context, dstream_RD, kept.end);
   side.layers.Backward(pass, dstream_RD, kept.layers, work.segment);
   if (!side.embedding) return;
   if (side.norm) side.norm->BackwardInPlace(pass.context, dstream_RD, kept.norm);
   side.embedding->Backward(pass.context, dstream_RD, kept.mask);
-  if (pass.layer_done != nullptr) (*pass.layer_done)(side.embedding_at);
+  const LayerDone* const done = pass.context.microbatch->layer_done;
+  if (done != nullptr) (*done)(side.embedding_at);
 }
 
 void Chunk::Refresh() {
@@ -187,7 +185,7 @@ void Chunk::Refresh() {
 Chunk::Kept Chunk::MakeKept(ChunkPools& pools, const ChunkWorkspace& work) const {
   Kept kept;
   TakeLayers(pools, work, kept);
-  const auto add = [&](const Side& side, Kept::Side& of_side) {
+  const auto add = [&](const SideLayers& side, Kept::SideState& of_side) {
     if (side.embedding) of_side.mask = side.embedding->MakeMask(ops_, side.capacity);
     if (side.norm) of_side.norm = side.norm->MakeState(ops_, side.capacity);
     if (side.end) of_side.end = side.end->MakeState(ops_, side.capacity);
@@ -241,8 +239,9 @@ ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& c
 void Chunk::FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_output_RD,
                             std::span<const at::Tensor> kv_R2D) const {
   const EncoderOutput encoder_output{.rows = &source, .value_RD = encoder_output_RD};
+  const MicrobatchPass decoding{};
   const PassContext pass{
-      .ops = &ops_, .rows = &source, .encoder_output = &encoder_output, .keep = false};
+      .ops = &ops_, .rows = &source, .encoder_output = &encoder_output, .microbatch = &decoding};
   for (int i = 0; i < decoder().size(); ++i) decoder().layers()[i].FillCache(pass, kv_R2D[i]);
 }
 
@@ -250,16 +249,17 @@ void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActiv
                        const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
                        const at::Tensor& logits_RV) const {
   Workspace& buffers = work.target.layers;
+  const MicrobatchPass decoding{.step = step};
   const PassContext pass{
-      .ops = &ops_, .rows = &rows, .step = step, .keep = false, .second_RD = buffers.second_RD};
+      .ops = &ops_, .rows = &rows, .microbatch = &decoding, .second_RD = buffers.second_RD};
   const ResidualStream stream = Stream(values.target_RD, work.target);
   LayerStack::Kept& layers = kept.target.layers;
   Enter(target_, pass, stream, kept.target);
   for (int i = 0; i < decoder().size(); ++i) {
     decoder().BeforeLayer(pass, i, stream, layers);
     decoder().layers()[i].Step(pass, stream, buffers, layers.saved[i % layers.saved.size()],
-                               caches.self[i], caches.first_row, caches.self_index, caches.cross[i],
-                               caches.cross_index);
+                               {caches.self[i], caches.self_index, caches.first_row},
+                               {caches.cross[i], caches.cross_index});
     decoder().AfterLayer(pass, i, stream, layers);
   }
   if (target_.end) target_.end->Forward(pass, stream, kept.target.end);

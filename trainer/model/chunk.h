@@ -57,13 +57,13 @@ struct DecodeCaches {
 };
 
 // Buffers that the chunks of a rank share: they hold nothing that another action needs.
+struct SideWorkspace {
+  Workspace layers;
+  at::Tensor operand_RD;  // operand; undefined where the types are equal
+  SegmentWorkspace segment;
+};
 struct ChunkWorkspace {
-  struct Side {
-    Workspace layers;
-    at::Tensor operand_RD;  // operand; undefined where the types are equal
-    SegmentWorkspace segment;
-  };
-  Side source, target;
+  SideWorkspace source, target;
 };
 
 // Buffers for the state of microbatches, which the chunks of a rank use by turns.
@@ -75,13 +75,13 @@ class Chunk {
  public:
   // State of one microbatch from Forward to Backward.
   struct Kept {
-    struct Side {
+    struct SideState {
       LayerStack::Kept layers;
       at::Tensor mask;  // embedding dropout
       NormState norm;   // after the embedding
       NormState end;
     };
-    Side source, target;
+    SideState source, target;
   };
 
   // `whole` describes the model, `parameters` hold at least these layers. `ops` and `parameters`
@@ -149,7 +149,7 @@ class Chunk {
 
  private:
   // The layers of the chunk that work on source rows, or those on target rows.
-  struct Side {
+  struct SideLayers {
     int64_t capacity;  // rows
     int embedding_at;  // in the chain, if there is one
     int first_layer;   // likewise
@@ -159,26 +159,26 @@ class Chunk {
     std::optional<StackEndStep> end = {};
   };
 
-  Side MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
-                const Parameters& parameters, bool source) const;
+  SideLayers MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
+                      const Parameters& parameters, bool source) const;
   // A stream of boundary activations, with the operand tensor of `work` where the types differ.
-  ResidualStream Stream(const at::Tensor& value_RD, const ChunkWorkspace::Side& work) const;
+  ResidualStream Stream(const at::Tensor& value_RD, const SideWorkspace& work) const;
   // The arguments of a pass over the layers of `side`.
-  StackPass Context(const MicrobatchPass& pass, const PackedRows& rows, const Side& side,
+  StackPass Context(const MicrobatchPass& pass, const PackedRows& rows, const SideLayers& side,
                     Workspace& work) const;
   // The step before the layers of `side`: the embedding, or received rows in operand type.
-  void Enter(const Side& side, const PassContext& pass, const ResidualStream& stream,
-             Kept::Side& kept) const;
-  void ForwardSide(const Side& side, const StackPass& pass, const ResidualStream& stream,
-                   ChunkWorkspace::Side& work, Kept::Side& kept) const;
-  void BackwardSide(const Side& side, const StackPass& pass, const at::Tensor& dstream_RD,
-                    ChunkWorkspace::Side& work, Kept::Side& kept) const;
+  void Enter(const SideLayers& side, const PassContext& pass, const ResidualStream& stream,
+             Kept::SideState& kept) const;
+  void ForwardSide(const SideLayers& side, const StackPass& pass, const ResidualStream& stream,
+                   SideWorkspace& work, Kept::SideState& kept) const;
+  void BackwardSide(const SideLayers& side, const StackPass& pass, const at::Tensor& dstream_RD,
+                    SideWorkspace& work, Kept::SideState& kept) const;
 
   ChunkSpec spec_;
   BoundarySet inputs_, outputs_;
   bool has_source_, has_target_, ends_encoder_, ends_decoder_, reads_encoder_output_;
   Ops& ops_;
-  Side source_, target_;
+  SideLayers source_, target_;
   std::optional<OutputLayer> output_;
 };
 

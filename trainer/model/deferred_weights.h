@@ -1,17 +1,17 @@
 // Weight gradients put off: the B/W split of a pipeline's backward pass.
 //
-// With PassContext::deferred set, the products that make weight gradients are recorded instead of
-// computed; Run computes them later. Zero-bubble schedules (Qi et al., 2023, arXiv:2401.10241) fill
-// a pipeline's idle time with them. Each weight gets the same sums in the same order either way, as
-// long as the microbatches of a chunk run in ascending order, so the bits are equal.
+// With MicrobatchPass::deferred set, the products that make weight gradients are recorded instead
+// of computed; Compute does them later. Zero-bubble schedules (Qi et al., 2023, arXiv:2401.10241)
+// fill a pipeline's idle time with them. Each weight gets the same sums in the same order either
+// way, as long as the microbatches of a chunk run in ascending order, so the bits are equal.
 //
 // Matrices and biases of the linear layers are deferred. Gains and biases of normalisations,
 // embeddings and the output layer are not: the pass itself makes their sums.
 //
 // A chunk uses one object per microbatch between its two actions:
 //
-//   BackwardInput(mb):   pass.deferred = &deferred[mb];  stack.Backward(...)
-//   BackwardWeight(mb):  deferred[mb].Run(ops);
+//   BackwardInput(mb):   pass.deferred = &deferred[mb];  chunk.Backward(pass, ...)
+//   BackwardWeight(mb):  deferred[mb].Compute(ops, &layer_done);  deferred[mb].Clear();
 //
 // To learn when a layer has all its gradients, call EndLayer from pass.layer_done.
 //
@@ -65,11 +65,6 @@ class DeferredWeights {
   void Compute(Ops& ops, const LayerDone* layer_done = nullptr) const;
   // Forgets all records; their buffers are the pool's again.
   void Clear();
-  // Compute, then Clear.
-  void Run(Ops& ops, const LayerDone* layer_done = nullptr) {
-    Compute(ops, layer_done);
-    Clear();
-  }
 
   bool empty() const { return records_.empty(); }
   const std::vector<at::Tensor>& copies() const { return copies_; }

@@ -28,9 +28,6 @@ constexpr int kPadRow = 1;            // id of <pad>
 constexpr int64_t kFloatBytes = 4;    // residual stream, statistics
 constexpr int64_t kDoubleBytes = 8;   // decisions of LibTorch's dropout
 constexpr int64_t kPackedRows = 256;  // that native kernels pack together for a weight gradient
-constexpr int64_t kLogitRows = 512;   // rows of logits that exist at once on a CPU
-constexpr int64_t kFlashRows = 128;   // that flash attention pads a sentence to
-constexpr int64_t kRunRows = 16;      // that kernels for GPUs sum together, at least
 constexpr int kNever = Recompute_ARRAYSIZE;
 
 // Bytes of a dropout mask, one bit a feature; none where nothing is dropped.
@@ -151,7 +148,7 @@ void AddHistoryMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
 void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
   Keep({.bytes = kFloatBytes * rows * model.d_model()}, kNever, layer);
   const int64_t vocabulary = model.vocabulary_size();
-  const int64_t logits = std::min(kLogitRows, rows) * vocabulary;
+  const int64_t logits = std::min(native::kCpuLogitRows, rows) * vocabulary;
   // float32 logits become their gradient in place. A GPU has two figures a row.
   constexpr int64_t kStep = native::kLogitAlignment;
   const int64_t gpu_rows = native::LogitRows(vocabulary, rows);
@@ -189,14 +186,16 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   stack.kernel_buffers = {.bytes = kFloatBytes * rows * over_rows,
                           .operands = packed_rows * std::max(f, d),
                           .widened = rows * converted};
-  // Sums over runs of kRunRows rows, two of each column; attention's figure of each row and head.
+  // Sums over runs of rows, two of each column; attention's figure of each row and head.
   // LibTorch's flash attention, of 16 bits, makes context and gradients anew and sums the queries'
   // in float32, each sentence's rows padded. On a GPU only BATCH_NORM has its rows converted.
-  const int64_t sums = 2 * ((rows + kRunRows - 1) / kRunRows) * std::max(f, d);
+  const int64_t sums =
+      2 * ((rows + native::kNormRunRows - 1) / native::kNormRunRows) * std::max(f, d);
   stack.device_scratch = {
       .bytes = kFloatBytes * (std::max(sums, rows * model.num_heads()) + rows * over_rows),
       .copies = 4 * rows * d,
-      .widened = rows * (gpu_converted + model.num_heads()) + (rows + kFlashRows * sentences) * d};
+      .widened =
+          rows * (gpu_converted + model.num_heads()) + (rows + native::kFlashTile * sentences) * d};
   stack.reader_temporaries = {
       // Backward pass of a norm: the gradient's copy and six steps to that of the sum.
       {.bytes = 7 * kFloatBytes * rows * d},

@@ -109,14 +109,10 @@ void TransformerLayer::Backward(const PassContext& pass, const Upstream& upstrea
 }
 
 void TransformerLayer::Step(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-                            Saved& saved, const KeyValueCache& self_cache, int64_t first_row,
-                            const CacheIndex& self_index, const KeyValueCache& cross_cache,
-                            const CacheIndex& cross_index) const {
+                            Saved& saved, const StepCache& self, const StepCache& cross) const {
   const PassContext inside = Enter(pass, stream, work);
-  self_attention_.Step(inside, stream, work, saved.self_attention, self_cache, first_row,
-                       self_index);
-  cross_attention_->Step(inside, stream, work, saved.cross_attention, cross_cache, first_row,
-                         cross_index);
+  self_attention_.Step(inside, stream, work, saved.self_attention, self);
+  cross_attention_->Step(inside, stream, work, saved.cross_attention, cross);
   feed_forward_.Forward(inside, stream, work, saved.feed_forward);
 }
 
@@ -312,10 +308,12 @@ void LayerStack::AfterLayer(const PassContext& pass, int layer, const ResidualSt
 void LayerStack::Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
                          SegmentWorkspace& segment) const {
   const int64_t rows = pass.context.rows->count;
-  const bool keep = pass.context.keep;
+  const MicrobatchPass& microbatch = *pass.context.microbatch;
+  const bool keep = pass.context.keep();
   if (size() == 0) return;
-  if (keep && !by_segment()) ops_.Copy(rows, stream.operand_RD, kept.first_RD);
   for (int i = 0; i < size(); ++i) {
+    if (microbatch.layer_begins != nullptr) (*microbatch.layer_begins)(pass.first_layer + i);
+    if (keep && i == 0 && !by_segment()) ops_.Copy(rows, stream.operand_RD, kept.first_RD);
     BeforeLayer(pass.context, i, stream, kept);
     if (keep && by_segment() && i % segment_ == 0) {
       ops_.Copy(rows, stream.value_RD, kept.inputs_RD[i / segment_]);
@@ -357,29 +355,42 @@ Upstream LayerStack::UpstreamOf(const StackPass& pass, int layer, Kept& kept,
 
 void LayerStack::Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
                           SegmentWorkspace& segment) const {
-  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
-  if (history_) history_->MixBackward(pass.context, size(), dstream_RD, kept.history, gradients);
+  const MicrobatchPass& microbatch = *pass.context.microbatch;
   for (int index = NumSegments() - 1; index >= 0; --index) {
     const bool held = segment.held == index && segment.passes == kept.pass;
     if (by_segment() && !held) RecomputeSegment(pass, index, kept, segment);
     segment.held = -1;  // from now on its layers' states belong to this backward pass
     const int end = std::min(size(), (index + 1) * segment_);
     for (int i = end - 1; i >= index * segment_; --i) {
-      if (history_) {
-        history_->KeepBackward(pass.context, i, dstream_RD, kept.history, gradients);
-      }
+      AfterLayerBackward(pass.context, i, dstream_RD, kept, segment);
       layers_[i].Backward(pass.context, UpstreamOf(pass, i, kept, segment), dstream_RD, *pass.work,
                           SavedOf(i, kept, segment));
-      if (history_) {
-        history_->MixBackward(pass.context, i, dstream_RD, kept.history, gradients);
-      }
-      if (pass.layer_done != nullptr) (*pass.layer_done)(pass.first_layer + i);
+      BeforeLayerBackward(pass.context, i, dstream_RD, kept, segment);
+      if (microbatch.layer_done != nullptr) (*microbatch.layer_done)(pass.first_layer + i);
     }
   }
-  if (history_) history_->BeginBackward(pass.context, dstream_RD, gradients);
-  if (pass.context.second_RD.defined()) {
-    const int64_t rows = pass.context.rows->count;
-    ops_.Add(dstream_RD.narrow(0, 0, rows), pass.context.second_RD.narrow(0, 0, rows));
+}
+
+void LayerStack::AfterLayerBackward(const PassContext& pass, int layer,
+                                    const at::Tensor& dstream_RD, Kept& kept,
+                                    const SegmentWorkspace& segment) const {
+  if (!history_) return;
+  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
+  if (layer + 1 == size()) {
+    history_->MixBackward(pass, size(), dstream_RD, kept.history, gradients);
+  }
+  history_->KeepBackward(pass, layer, dstream_RD, kept.history, gradients);
+}
+
+void LayerStack::BeforeLayerBackward(const PassContext& pass, int layer,
+                                     const at::Tensor& dstream_RD, Kept& kept,
+                                     const SegmentWorkspace& segment) const {
+  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
+  if (history_) history_->MixBackward(pass, layer, dstream_RD, kept.history, gradients);
+  if (history_ && layer == 0) history_->BeginBackward(pass, dstream_RD, gradients);
+  if (layer == 0 && pass.second_RD.defined()) {
+    const int64_t rows = pass.rows->count;
+    ops_.Add(FirstRows(rows, dstream_RD), FirstRows(rows, pass.second_RD));
   }
 }
 

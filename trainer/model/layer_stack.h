@@ -59,8 +59,7 @@ class TransformerLayer {
     cross_attention_->FillCache(pass, kv_R2D);
   }
   void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
-            const KeyValueCache& self_cache, int64_t first_row, const CacheIndex& self_index,
-            const KeyValueCache& cross_cache, const CacheIndex& cross_index) const;
+            const StepCache& self, const StepCache& cross) const;
   // The origin of the next layer's input.
   Upstream Output(const Saved& saved) const;
   void Refresh(Ops& ops);
@@ -127,10 +126,7 @@ class LayerHistory {
 struct StackPass {
   PassContext context;        // rows: of this stack
   Workspace* work = nullptr;  // of this stack's rows
-  // Called by Backward for the stack's layers, which start at first_layer in the chain; may be
-  // null.
-  const LayerDone* layer_done = nullptr;
-  int first_layer = 0;
+  int first_layer = 0;        // of the stack, in the chain
 };
 
 // FULL: the state of the layers of one segment while they are worked on. Other levels: empty.
@@ -188,7 +184,7 @@ class LayerStack {
   // that will use `segment` calls this once, before its first pass.
   void Prepare(SegmentWorkspace& segment) const;
 
-  // With pass.context.keep, `kept` is filled. `segment` is used only at FULL.
+  // In training `kept` is filled. `segment` is used only at FULL.
   void Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
                SegmentWorkspace& segment) const;
   // `dstream_RD` (residual), in place. Runs no collective and changes nothing but `kept`, the
@@ -215,6 +211,10 @@ class LayerStack {
                         SegmentWorkspace& segment) const;
   Upstream UpstreamOf(const StackPass& pass, int layer, Kept& kept,
                       SegmentWorkspace& segment) const;
+  void AfterLayerBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
+                          Kept& kept, const SegmentWorkspace& segment) const;
+  void BeforeLayerBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
+                           Kept& kept, const SegmentWorkspace& segment) const;
 
   RecomputeChoice options_;
   int segment_;                                 // layers between two kept inputs; without FULL: all

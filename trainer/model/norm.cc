@@ -43,7 +43,7 @@ void NormLayer::Into(ResidualNormGradArgs& args) const {
 void NormLayer::Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD,
                         NormState& state) const {
   const auto residual_type = pass.ops->ResidualOptions().dtype();
-  ResidualNormArgs args{.rows = pass.rows->count, .state = pass.keep ? &state : nullptr};
+  ResidualNormArgs args{.rows = pass.rows->count, .state = pass.keep() ? &state : nullptr};
   (x_RD.dtype() == residual_type ? args.x_RD : args.branch_RD) = x_RD;
   (y_RD.dtype() == residual_type ? args.y_RD : args.y_operand_RD) = y_RD;
   Into(args);
@@ -80,7 +80,7 @@ void NormLayer::ForwardStream(const PassContext& pass, const ResidualStream& str
   ResidualNormArgs args{.rows = pass.rows->count,
                         .x_RD = stream.value_RD,
                         .y_RD = stream.value_RD,
-                        .state = pass.keep ? &state : nullptr};
+                        .state = pass.keep() ? &state : nullptr};
   if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
   Into(args);
   pass.ops->ResidualNorm(args);

@@ -50,18 +50,32 @@ struct EncoderOutput {
   Workspace* work = nullptr;  // of these rows; used by the backward pass
 };
 
-// The arguments of a pass that all parts of a layer share.
+// Called with a layer's position in the chain of the whole model, after the pass has added
+// everything that it adds to that layer's gradients. A backward pass calls it for each of its
+// layers, from the last to the first.
+using LayerDone = std::function<void(int layer)>;
+// Called by a forward pass before it begins with a layer.
+using LayerBegins = std::function<void(int layer)>;
+
+// One microbatch of one step, as every chunk sees it.
+struct MicrobatchPass {
+  MicrobatchRows rows;
+  uint64_t seed = 0;      // with step: keys of dropout
+  int64_t step = 0;       // steps taken before this pass
+  bool training = false;  // dropout on, state kept, gradients wanted
+  // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
+  DeferredWeights* deferred = nullptr;
+  const LayerBegins* layer_begins = nullptr;  // forward: called for each layer; may be null
+  const LayerDone* layer_done = nullptr;      // backward: likewise
+  SublayerProbe* probe = nullptr;             // forward: told about each sub-layer; may be null
+};
+
+// The arguments of a pass that all parts of a layer share. It points to things that outlive it.
 struct PassContext {
   Ops* ops = nullptr;
   const PackedRows* rows = nullptr;               // of this stack
   const EncoderOutput* encoder_output = nullptr;  // read by cross-attention only
-  uint64_t seed = 0;
-  int64_t step = 0;  // steps taken before this pass
-  bool keep = true;  // training: dropout on, state kept for the backward pass
-  // Backward: weight gradients are recorded here instead of being computed; null: computed.
-  DeferredWeights* deferred = nullptr;
-  // Forward: told what sub-layers do to their stream; may be null.
-  SublayerProbe* probe = nullptr;
+  const MicrobatchPass* microbatch = nullptr;
   // B2T: what entered the layer, and in the backward pass the gradient that goes back there
   // (residual). Undefined with other schemes.
   at::Tensor layer_input_RD;
@@ -69,27 +83,12 @@ struct PassContext {
   // the stack reads and none changes (residual). Undefined with other schemes, and where layers are
   // recomputed.
   at::Tensor second_RD;
+
+  bool keep() const { return microbatch->training; }
 };
 
 // Copies the values to the operand tensor, unless both are one tensor.
 void FillOperand(const PassContext& pass, const ResidualStream& stream);
-
-// Called with a layer's position in the chain of the whole model, after the pass has added
-// everything that it adds to that layer's gradients. A backward pass calls it for each of its
-// layers, from the last to the first.
-using LayerDone = std::function<void(int layer)>;
-
-// One microbatch of one step, as every chunk sees it.
-struct MicrobatchPass {
-  MicrobatchRows rows;
-  uint64_t seed = 0;  // with step: keys of dropout
-  int64_t step = 0;
-  bool training = false;  // dropout on, state kept, gradients wanted
-  // Backward: weight gradients of layers are recorded here instead of computed; null: computed.
-  DeferredWeights* deferred = nullptr;
-  const LayerDone* layer_done = nullptr;  // backward: called for each layer; may be null
-  SublayerProbe* probe = nullptr;         // forward: told about each sub-layer; may be null
-};
 
 // Uploads the rows of `microbatch`, which must outlive the result; at their capacity in training
 // where the device repeats passes.

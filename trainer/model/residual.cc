@@ -65,9 +65,9 @@ ResidualConnection::Saved ResidualConnection::MakeSaved(const Ops& ops, int64_t 
 }
 
 DropoutSite At(DropoutSite site, const PassContext& pass) {
-  site.seed = pass.seed;
-  site.step = pass.step;
-  if (!pass.keep) site.rate = 0.0;
+  site.seed = pass.microbatch->seed;
+  site.step = pass.microbatch->step;
+  if (!pass.keep()) site.rate = 0.0;
   return site;
 }
 
@@ -77,14 +77,14 @@ at::Tensor ResidualConnection::SecondStream(const PassContext& pass) const {
 
 at::Tensor ResidualConnection::Enter(const PassContext& pass, const ResidualStream& stream,
                                      const at::Tensor& scratch_RD, Saved& saved) const {
-  if (pass.keep && scheme_.KeepsStream()) {
+  if (pass.keep() && scheme_.KeepsStream()) {
     pass.ops->Copy(pass.rows->count, stream.value_RD, saved.stream_RD);
   }
   const at::Tensor input_RD = BranchInput(pass, stream, scratch_RD, saved);
-  if (pass.probe != nullptr) {
+  if (pass.microbatch->probe != nullptr) {
     SublayerView view = View(stream);
     view.input_RD = input_RD;
-    pass.probe->AtEnter(pass, view);
+    pass.microbatch->probe->AtEnter(pass, view);
   }
   return input_RD;
 }
@@ -113,16 +113,16 @@ void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& st
                                const at::Tensor& branch_RD, Saved& saved) const {
   if (output_norm_) output_norm_->Forward(pass, branch_RD, branch_RD, saved.norms[OutputIndex()]);
   if (branch_scale_) {
-    if (pass.keep) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
+    if (pass.keep()) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
     branch_scale_->Forward(pass, branch_RD, branch_RD);
   }
-  ScaleRows(pass, branch_RD, scheme_.RampAt(pass.step));
+  ScaleRows(pass, branch_RD, scheme_.RampAt(pass.microbatch->step));
   if (stream_scale_) stream_scale_->Forward(pass, stream.value_RD, stream.value_RD);
-  if (pass.probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
+  if (pass.microbatch->probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
   if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
     pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, At(dropout_, pass), pass.rows,
-                        pass.keep ? saved.mask : at::Tensor());
+                        pass.keep() ? saved.mask : at::Tensor());
   }
   if (end_norm_) {
     AddBranchAndNorm(pass, stream, branch_RD, saved);
@@ -140,7 +140,7 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
   const at::Tensor x_RD = FirstRows(pass.rows->count, stream.value_RD);
   view.branch_RD = at::zeros_like(x_RD);
   pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, At(dropout_, pass), pass.rows,
-                      pass.keep ? saved.mask : at::Tensor());
+                      pass.keep() ? saved.mask : at::Tensor());
   if (scheme_.end_norm) {
     view.sum_RD = at::empty_like(x_RD);
     view.sum_RD.copy_(x_RD);
@@ -149,7 +149,7 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
     AddRows(pass, view.sum_RD, view.branch_RD);
   }
   view.seconds = SecondsNow() - started;
-  pass.probe->AtLeave(pass, view);
+  pass.microbatch->probe->AtLeave(pass, view);
 }
 
 // stream <- N(alpha stream + dropout(branch)), in one sweep.
@@ -163,8 +163,8 @@ void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const Residua
                         .ids = pass.rows,
                         .y_RD = stream.value_RD};
   if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
-  if (pass.keep) args.state = &saved.norms[EndIndex()];
-  if (pass.keep) args.mask = saved.mask;
+  if (pass.keep()) args.state = &saved.norms[EndIndex()];
+  if (pass.keep()) args.mask = saved.mask;
   end_norm_->Into(args);
   pass.ops->ResidualNorm(args);
 }
@@ -174,7 +174,7 @@ void ResidualConnection::AddBranch(const PassContext& pass, const ResidualStream
                                    const at::Tensor& branch_RD, Saved& saved) const {
   if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
   pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, At(dropout_, pass), pass.rows,
-                      pass.keep ? saved.mask : at::Tensor());
+                      pass.keep() ? saved.mask : at::Tensor());
   if (!scheme_.input_norm) FillOperand(pass, stream);
 }
 
@@ -224,7 +224,7 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
     pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);
   }
   if (stream_scale_) stream_scale_->BackwardInPlace(pass, dstream_RD, saved.stream_RD);
-  ScaleRows(pass, dbranch_RD, scheme_.RampAt(pass.step));
+  ScaleRows(pass, dbranch_RD, scheme_.RampAt(pass.microbatch->step));
   if (branch_scale_) branch_scale_->BackwardInPlace(pass, dbranch_RD, saved.branch_RD);
   if (output_norm_) output_norm_->BackwardInPlace(pass, dbranch_RD, saved.norms[OutputIndex()]);
 }
@@ -302,7 +302,7 @@ void StackEndStep::Forward(const PassContext& pass, const ResidualStream& stream
                            NormState& state) const {
   if (second_) return AddSecond(pass, stream, state);
   if (norm_) return norm_->ForwardStream(pass, stream, state);
-  if (pass.keep) pass.ops->Copy(pass.rows->count, stream.value_RD, state.xhat_RD);
+  if (pass.keep()) pass.ops->Copy(pass.rows->count, stream.value_RD, state.xhat_RD);
   scale_shift_->Forward(pass, stream.value_RD, stream.value_RD);
   FillOperand(pass, stream);
 }

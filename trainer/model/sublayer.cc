@@ -31,8 +31,8 @@ void LinearLayer::BackwardWeight(const PassContext& pass, const at::Tensor& dy, 
 void LinearLayer::AddGradients(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
                                const at::Tensor& dbias, bool one_input) const {
   const int64_t rows = pass.rows->count;
-  if (pass.deferred != nullptr) {
-    pass.deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias, one_input);
+  if (DeferredWeights* const deferred = pass.microbatch->deferred; deferred != nullptr) {
+    deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias, one_input);
   } else {
     pass.ops->LinearBackwardWeight(rows, dy, x, dweight_, dbias);
   }

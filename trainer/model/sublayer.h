@@ -102,6 +102,13 @@ struct CacheIndex {
   const int32_t* lengths = nullptr;
 };
 
+// A cache as the attention of one decoding step reads it.
+struct StepCache {
+  KeyValueCache rows;
+  CacheIndex index;
+  int64_t first_row = 0;  // self-attention: where the rows of this step go
+};
+
 // Returns the tensor to which a branch writes the gradient of its input.
 const at::Tensor& InputGradient(const ResidualConnection& residual, const at::Tensor& dstream_RD,
                                 const Workspace& work);

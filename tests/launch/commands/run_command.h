@@ -15,11 +15,13 @@ struct Outcome {
 };
 
 // `deepnet <command.name> <words>`.
-inline Outcome RunCommand(const Command& command, std::vector<std::string> words) {
+inline Outcome RunCommand(const Command& command, std::vector<std::string> words,
+                          WorkDescriber* describe_work = nullptr) {
   words.insert(words.begin(), command.name);
   std::istringstream in;
   std::ostringstream out, err;
-  const int code = RunProgram({command}, words, {in, out, err});
+  const int code = RunProgram({command}, words,
+                              {.in = in, .out = out, .err = err, .describe_work = describe_work});
   return {code, out.str(), err.str()};
 }
 

@@ -26,7 +26,8 @@ bool FirstRowSeesTheLast(int stack, bool causal) {
 
   const Microbatch mb = testing::TinyMicrobatch(spec, 3);
   const PackedRows rows = RowsOf(mb.target, mb.target_pairs, mb.num_sentences);
-  const PassContext pass{.ops = ops.get(), .rows = &rows, .keep = false};
+  const MicrobatchPass microbatch{};
+  const PassContext pass{.ops = ops.get(), .rows = &rows, .microbatch = &microbatch};
   Workspace work(spec, *ops, capacity.max_target_tokens());
   AttentionLayer::Saved saved =
       attention.MakeSaved(*ops, capacity.max_target_tokens(), capacity.max_source_tokens());

@@ -32,7 +32,10 @@ Deferred MakeDeferred(const StackRig& rig, TensorPool& pool) {
 }
 
 void RunAll(Deferred& deferred, Ops& ops) {
-  for (DeferredWeights& each : deferred) each.Run(ops);
+  for (DeferredWeights& each : deferred) {
+    each.Compute(ops);
+    each.Clear();
+  }
 }
 
 TEST(DeferredWeights, GiveTheSameBitsAsGradientsThatAreNotPutOff) {

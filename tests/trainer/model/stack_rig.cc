@@ -106,6 +106,7 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
       parameters_(Describe(spec, TinyCapacity()), ops, /*trainable=*/true),
       source_work_(spec, ops, TinyCapacity().max_source_tokens(), options.level),
       target_work_(spec, ops, TinyCapacity().max_target_tokens(), options.level) {
+  pass_ = {.seed = kSeed, .step = kStep, .training = true};
   Perturb(parameters_);
   parameters_.gradient().zero_();
   for (int c = 0; c < num_chunks; ++c) {
@@ -122,7 +123,7 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
 }
 
 PassContext StackRig::Context(const PackedRows& rows) const {
-  return {.ops = &ops_, .rows = &rows, .seed = kSeed, .step = kStep};
+  return {.ops = &ops_, .rows = &rows, .microbatch = &pass_};
 }
 
 StackRig::InFlight& StackRig::Of(int m) {
@@ -177,15 +178,16 @@ void StackRig::Backward(int m, std::vector<DeferredWeights>* deferred) {
   StackPass target{.context = Context(f.target_rows), .work = &target_work_};
   target.context.encoder_output = &encoder_output;
   for (size_t c = decoder_.size(); c-- > 0;) {
-    if (deferred != nullptr) target.context.deferred = &(*deferred)[encoder_.size() + c];
+    if (deferred != nullptr) pass_.deferred = &(*deferred)[encoder_.size() + c];
     decoder_[c].Backward(target, f.dtarget_RD, f.decoder[c], decoder_segment_);
   }
   f.dsource_RD = f.dencoder_output_RD.clone();
   StackPass source{.context = Context(f.source_rows), .work = &source_work_};
   for (size_t c = encoder_.size(); c-- > 0;) {
-    if (deferred != nullptr) source.context.deferred = &(*deferred)[c];
+    if (deferred != nullptr) pass_.deferred = &(*deferred)[c];
     encoder_[c].Backward(source, f.dsource_RD, f.encoder[c], encoder_segment_);
   }
+  pass_.deferred = nullptr;
 }
 
 StackResult StackRig::Result() const {
@@ -217,7 +219,8 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
     const Microbatch mb = StackMicrobatch(spec, m);
     const PackedRows sources = RowsOfSide(mb.source, mb.source_pairs, mb.num_sentences);
     const PackedRows targets = RowsOfSide(mb.target, mb.target_pairs, mb.num_sentences);
-    PassContext pass{.ops = &ops, .rows = &sources, .seed = kSeed, .step = kStep};
+    const MicrobatchPass microbatch{.seed = kSeed, .step = kStep, .training = true};
+    PassContext pass{.ops = &ops, .rows = &sources, .microbatch = &microbatch};
     std::vector<TransformerLayer::Saved> encoder_saved, decoder_saved;
 
     const ResidualStream source = MakeResidualStream(ops, s, spec.d_model());

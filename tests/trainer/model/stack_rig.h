@@ -68,6 +68,7 @@ class StackRig {
   std::vector<LayerStack> encoder_, decoder_;
   SegmentWorkspace encoder_segment_, decoder_segment_;
   std::vector<std::unique_ptr<InFlight>> in_flight_;
+  MicrobatchPass pass_;
 };
 
 // The obvious twin: layer after layer, everything kept, one microbatch after the other.
