@@ -24,7 +24,6 @@
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/check_model.h"
-#include "trainer/model/roles.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {

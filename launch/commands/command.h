@@ -61,7 +61,7 @@ struct CommandLine {
   std::ostream& err;             // everything for people, as ShownLines (utf8.h) or a Logger has it
   bool (*has_cuda)() = nullptr;  // as in Environment
   absl::Status (*status_of_exception)() = nullptr;  // as in Environment
-  WorkDescriber* describe_work = nullptr;  // likewise
+  WorkDescriber* describe_work = nullptr;           // likewise
 };
 
 // Returns what --config and --set name.

@@ -20,7 +20,7 @@
 #include "tests/parity/training_runs.h"
 #include "tests/support/load_model.h"
 #include "trainer/interop/interop.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"
 

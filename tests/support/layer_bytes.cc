@@ -4,7 +4,6 @@
 
 #include "parallel/base/check.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/roles.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet::testing {

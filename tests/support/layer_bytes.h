@@ -9,7 +9,7 @@
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "proto/plan.pb.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet::testing {
 

@@ -14,7 +14,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 #include "trainer/pipeline_stage.h"
 
 namespace deepnet {

@@ -9,7 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {

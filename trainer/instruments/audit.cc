@@ -16,7 +16,6 @@
 #include "parallel/base/exit_code.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/roles.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {

@@ -22,8 +22,8 @@
 
 #include "parallel/plan/inventory.h"
 #include "proto/model.pb.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/parameters.h"
-#include "trainer/model/roles.h"
 
 namespace deepnet {
 

@@ -6,7 +6,6 @@
 
 #include "parallel/base/check.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {

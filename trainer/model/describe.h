@@ -36,7 +36,7 @@
 #include "parallel/plan/inventory.h"
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 

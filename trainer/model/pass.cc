@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 

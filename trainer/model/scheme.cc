@@ -12,7 +12,6 @@
 #include "parallel/base/exit_code.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/depth_scaling.h"
-#include "trainer/model/roles.h"
 
 namespace deepnet {
 namespace {

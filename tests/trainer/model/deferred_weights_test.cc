@@ -10,7 +10,7 @@
 #include "tests/support/layer_bytes.h"
 #include "tests/trainer/model/stack_rig.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {

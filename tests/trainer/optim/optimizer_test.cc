@@ -11,7 +11,7 @@
 
 #include "tests/support/one_rank.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {

@@ -14,7 +14,7 @@
 #include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/roles.h"
+#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
