@@ -40,8 +40,8 @@ EXCEPTIONS = {
     ("lines of a .cc file", "trainer/model/describe.cc"): 520,
 }
 TOTALS = {
-    "lines of the product": 75000,
-    "files of the product": 545,
+    "lines of the product": 74250,
+    "files of the product": 542,
     "functions of many parameters": 81,
     "functions over 60 lines": 0,
     "words of the documentation": 58500,
