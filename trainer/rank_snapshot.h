@@ -1,4 +1,4 @@
-// What one rank of a run writes into a checkpoint, and reads from one.
+// A RankSnapshot copies what one rank writes into a checkpoint; LoadRankState reads it back.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a rank takes steps with, made of a run that ResolveRun has settled.
+// A TrainSession holds what a rank takes steps with; it is made of a run that ResolveRun settled.
 #pragma once
 
 #include <memory>

@@ -28,7 +28,7 @@ struct BenchSize {
   Residual residual = RESIDUAL_UNSPECIFIED;
 };
 
-// What is measured, and how; each benchmark reads what it needs.
+// Says what to measure and how. Each benchmark reads the fields that it needs.
 struct BenchOptions {
   // "A" 6-6 d=256, "B" 18-18 d=256, "C" 100-100 d=64, "D" 500-500 d=64; "paper" 500-500 and
   // "paper-100" 100-100 d=512, with 250,002 pieces. Decoding is of "A".

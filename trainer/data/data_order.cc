@@ -26,8 +26,8 @@ constexpr double kSigmas = 3.5;
 constexpr double kUsable = 0.99;
 constexpr int32_t kDefaultMaxTokens = 250;
 
-// What one draw adds to a window: positions of both sides, 0 for a pair that is skipped. Variances
-// are those within directions, because each direction's number of draws is fixed.
+// Holds mean and variance of the positions that one draw adds to a window, on both sides; a skipped
+// pair adds 0. The variances are within directions, since each has a fixed number of draws.
 struct DrawMoments {
   MeanAndVariance source, target, sentences;
 };

@@ -1,5 +1,5 @@
-// What a rank does with its device beside arithmetic: it takes memory, sends rows there, runs
-// passes and reads results back. Every Ops has one (Ops::session).
+// A DeviceSession takes memory of a rank's device, sends rows there, runs passes and reads results
+// back; arithmetic is Ops'. Every Ops has one (Ops::session).
 //
 // The base class is the session of a CPU, on which most of this is nothing.
 #pragma once

@@ -25,7 +25,7 @@
 
 namespace deepnet {
 
-// What rank 0 writes; null where it is not asked for, and on the other ranks.
+// Rank 0 writes these files. A member is null where the run does not ask for it, and on other ranks.
 struct RunFiles {
   std::unique_ptr<MetricsWriter> metrics;
   std::unique_ptr<EventWriter> events;
