@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
@@ -27,21 +28,14 @@ TEST(MakeTrainSession, ARankWithoutBatchesEndsAllRanks) {
   const testing::TempFolder folder;
   ASSERT_TRUE(testing::MakeCorpus(folder.path(), "corpus", {"de", "fr"}, 300).ok());
   RunSpec run;
-  run.set_folder("run");
-  ModelSpec& model = *run.mutable_model();
-  model.set_residual(DEEPNORM);
-  model.set_encoder_layers(1);
-  model.set_decoder_layers(1);
-  model.set_d_model(32);
-  model.set_ffn_dim(64);
-  model.set_num_heads(2);
-  run.mutable_data()->set_folder("corpus");
-  run.mutable_data()->set_max_sentence_tokens(60);
-  run.mutable_data()->mutable_microbatch()->set_max_target_tokens(100);
-  run.mutable_optim()->set_learning_rate(1e-3);
-  run.mutable_compute()->set_device("cpu");
-  run.mutable_compute()->set_dtype(FLOAT32);
-  run.mutable_compute()->set_threads_per_rank(1);
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(folder: 'run'
+         model { encoder_layers: 1 decoder_layers: 1 d_model: 32 ffn_dim: 64 num_heads: 2
+                 residual: DEEPNORM }
+         data { folder: 'corpus' max_sentence_tokens: 60 microbatch { max_target_tokens: 100 } }
+         optim { learning_rate: 1e-3 }
+         compute { device: 'cpu' dtype: FLOAT32 threads_per_rank: 1 })",
+      &run));
   run = WithDefaults(run);
   const auto files = MakePosixFileSystem();
   const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {

@@ -25,7 +25,8 @@
 
 namespace deepnet {
 
-// Rank 0 writes these files. A member is null where the run does not ask for it, and on other ranks.
+// Rank 0 writes these files. A member is null where the run does not ask for it, and on other
+// ranks.
 struct RunFiles {
   std::unique_ptr<MetricsWriter> metrics;
   std::unique_ptr<EventWriter> events;
