@@ -17,6 +17,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
@@ -33,21 +34,9 @@ absl::Status Preflight(const std::string& what, const std::string& why) {
                                      kVariable, ", or let ~/.config/deepnet/job_secret be made)"));
 }
 
-class File {
- public:
-  File(const std::string& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR)) {}
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
+Descriptor Open(const std::string& path, int flags) {
+  return Descriptor(open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+}
 
 // Makes the file unless another process has, whole before it has its name.
 absl::Status Make(const std::string& path) {
@@ -56,8 +45,8 @@ absl::Status Make(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::filesystem::create_directories(folder, error);
   const std::string unfinished = JoinPath(folder.string(), UnusedName());
-  const File file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
-  if (file.fd() < 0) return Preflight(path, std::strerror(errno));
+  const Descriptor file = Open(unfinished, O_WRONLY | O_CREAT | O_EXCL);
+  if (!file.ok()) return Preflight(path, std::strerror(errno));
   bool made = getrandom(random.data(), random.size(), 0) == static_cast<ssize_t>(random.size());
   const std::string text =
       absl::StrCat(absl::BytesToHexString({random.data(), random.size()}), "\n");
@@ -69,8 +58,8 @@ absl::Status Make(const std::string& path) {
 }
 
 absl::StatusOr<std::string> Read(const std::string& path) {
-  const File file(path, O_RDONLY | O_NONBLOCK);  // a pipe is refused, not waited for
-  if (file.fd() < 0) return Preflight(path, std::strerror(errno));
+  const Descriptor file = Open(path, O_RDONLY | O_NONBLOCK);  // a pipe is refused, not waited for
+  if (!file.ok()) return Preflight(path, std::strerror(errno));
   struct stat about = {};
   fstat(file.fd(), &about);
   if (!S_ISREG(about.st_mode) || about.st_uid != geteuid() || (about.st_mode & 077) != 0) {

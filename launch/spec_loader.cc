@@ -249,7 +249,7 @@ std::map<Position, std::string> MergeText(std::string text, Message* target) {
   if (!mistakes.empty()) return mistakes;
   ClearReplacedLists(*fresh, target);
   // From the text again, not from `fresh`: a 0 that is written must replace what was there.
-  MergeTextProto(text, target);
+  ParseTextProto(text, target, {.merges = true});
   return {};
 }
 

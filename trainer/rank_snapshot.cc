@@ -14,7 +14,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model_loader.h"

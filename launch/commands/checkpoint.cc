@@ -21,7 +21,7 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/retention.h"

@@ -19,7 +19,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/format.h"

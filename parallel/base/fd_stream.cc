@@ -72,9 +72,8 @@ class FdStream::Buffer final : public std::streambuf {
   template <typename Work>
   ssize_t Call(int16_t wanted, const char* what, Work work) {
     while (true) {
-      const ssize_t result = work();
+      const ssize_t result = TEMP_FAILURE_RETRY(work());
       if (result >= 0) return result;
-      if (errno == EINTR) continue;
       if (errno != EAGAIN) break;
       pollfd waits = {.fd = fd_, .events = wanted, .revents = 0};
       poll(&waits, 1, -1);
@@ -101,10 +100,7 @@ FdStream::FdStream(int fd, bool owned)
 FdStream::~FdStream() = default;
 
 absl::StatusOr<std::unique_ptr<FdStream>> FdStream::Open(const std::string& path) {
-  int fd;
-  do {
-    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  } while (fd < 0 && errno == EINTR);
+  const int fd = TEMP_FAILURE_RETRY(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd >= 0) return std::unique_ptr<FdStream>(new FdStream(fd, /*owned=*/true));
   return WithExitCode(absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be read")),
                       ExitCode::kData);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include <sys/stat.h>
 
+#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
@@ -36,33 +37,6 @@ absl::Status LinkStatus(const std::string& path) {
   return absl::FailedPreconditionError(
       absl::StrCat("'", path, "' is a symbolic link; nothing is written through it"));
 }
-
-// Calls again as long as a signal interrupts. `call` returns -1 on failure.
-template <typename Call>
-auto Retry(Call call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result == -1 && errno == EINTR);
-  return result;
-}
-
-// A file descriptor that is closed at the end of a scope.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  bool ok() const { return fd_ >= 0; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 // Returns the names in an open folder, without "." and "..".
 absl::StatusOr<std::vector<std::string>> NamesIn(DIR* folder, const std::string& path) {
@@ -95,7 +69,7 @@ absl::Status VisitTree(int parent, const char* name, const std::string& path, Vi
           absl::StrCat("'", path, "' is a mount point; it is not deleted"));
     }
     const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-    const int fd = Retry([&] { return openat(parent, name, flags); });
+    const int fd = TEMP_FAILURE_RETRY(openat(parent, name, flags));
     if (fd < 0) return ErrnoStatus("open the folder", path);
     const OpenFolder folder(fdopendir(fd), closedir);
     if (folder == nullptr) {
@@ -123,7 +97,7 @@ class PosixAppendFile final : public AppendFile {
   absl::Status Append(std::string_view bytes) override {
     while (!bytes.empty()) {
       const ssize_t written =
-          Retry([&] { return write(descriptor_.get(), bytes.data(), bytes.size()); });
+          TEMP_FAILURE_RETRY(write(descriptor_.fd(), bytes.data(), bytes.size()));
       if (written < 0) return ErrnoStatus("write to", path_);
       bytes.remove_prefix(static_cast<size_t>(written));
       waiting_bytes_ += static_cast<size_t>(written);
@@ -132,7 +106,7 @@ class PosixAppendFile final : public AppendFile {
       // Covers the whole file: pages that are clean or under way cost nothing. Makes nothing
       // durable and may fail; Sync() reports that.
       if (durability_ == Durability::kDisk) {
-        sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+        sync_file_range(descriptor_.fd(), 0, 0, SYNC_FILE_RANGE_WRITE);
       }
     }
     return absl::OkStatus();
@@ -140,7 +114,7 @@ class PosixAppendFile final : public AppendFile {
 
   absl::Status Sync() override {
     if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
-    return StatusOf(Retry([&] { return fsync(descriptor_.get()); }), "sync", path_);
+    return StatusOf(TEMP_FAILURE_RETRY(fsync(descriptor_.fd())), "sync", path_);
   }
 
   // Not again after EINTR: the descriptor is gone, and perhaps already somebody else's.
@@ -170,14 +144,13 @@ class PosixFileSystem final : public FileSystem {
 
   absl::StatusOr<int64_t> ReadAt(const std::string& path, int64_t offset,
                                  std::span<char> buffer) override {
-    const Descriptor file(Retry([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+    const Descriptor file(TEMP_FAILURE_RETRY(open(path.c_str(), O_RDONLY | O_CLOEXEC)));
     if (!file.ok()) return ErrnoStatus("open", path);
     size_t done = 0;
     while (done < buffer.size()) {
-      const ssize_t bytes = Retry([&] {
-        return pread(file.get(), buffer.data() + done, buffer.size() - done,
-                     static_cast<off_t>(offset) + static_cast<off_t>(done));
-      });
+      const ssize_t bytes =
+          TEMP_FAILURE_RETRY(pread(file.fd(), buffer.data() + done, buffer.size() - done,
+                                   static_cast<off_t>(offset) + static_cast<off_t>(done)));
       if (bytes < 0) return ErrnoStatus("read", path);
       if (bytes == 0) break;
       done += static_cast<size_t>(bytes);
@@ -248,9 +221,9 @@ class PosixFileSystem final : public FileSystem {
   absl::Status SyncFolder(const std::string& folder) override {
     if (durability_ == Durability::kProcessEnd) return absl::OkStatus();
     const Descriptor open_folder(
-        Retry([&] { return open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+        TEMP_FAILURE_RETRY(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
     if (!open_folder.ok()) return ErrnoStatus("open the folder", folder);
-    return StatusOf(Retry([&] { return fsync(open_folder.get()); }), "sync the folder", folder);
+    return StatusOf(TEMP_FAILURE_RETRY(fsync(open_folder.fd())), "sync the folder", folder);
   }
 
  private:
@@ -259,7 +232,7 @@ class PosixFileSystem final : public FileSystem {
     // O_NONBLOCK: a pipe that nobody reads is an error, and not for ever.
     const int flags =
         O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | more_flags;
-    const int fd = Retry([&] { return open(path.c_str(), flags, 0666); });
+    const int fd = TEMP_FAILURE_RETRY(open(path.c_str(), flags, 0666));
     if (fd < 0 && errno == ELOOP) return LinkStatus(path);
     if (fd < 0) return ErrnoStatus(what, path);
     return std::make_unique<PosixAppendFile>(path, fd, durability_);
@@ -423,11 +396,11 @@ absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& pat
 }
 
 absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes) {
-  const Descriptor file(Retry([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  const Descriptor file(TEMP_FAILURE_RETRY(open(path.c_str(), O_RDONLY | O_CLOEXEC)));
   if (!file.ok()) return ErrnoStatus("open", path);
   std::string contents, block(size_t{1} << 16, '\0');
   while (true) {
-    const ssize_t bytes = Retry([&] { return read(file.get(), block.data(), block.size()); });
+    const ssize_t bytes = TEMP_FAILURE_RETRY(read(file.fd(), block.data(), block.size()));
     if (bytes < 0) return ErrnoStatus("read", path);
     if (bytes == 0) return contents;
     contents.append(block, 0, static_cast<size_t>(bytes));

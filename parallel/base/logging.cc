@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <iostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,25 +12,10 @@
 #include "absl/strings/str_split.h"
 #include <sys/ioctl.h>
 
-#include "parallel/base/clock.h"
 #include "parallel/base/utf8.h"
 
 namespace deepnet {
 namespace {
-
-std::string LocalTimeOfDay() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&now, &parts);
-  return absl::StrFormat("%02d:%02d:%02d", parts.tm_hour, parts.tm_min, parts.tm_sec);
-}
-
-LoggerOptions Completed(LoggerOptions options) {
-  if (options.stream == nullptr) options.stream = &std::cerr;
-  if (!options.seconds) options.seconds = SecondsNow;
-  if (!options.time_of_day) options.time_of_day = LocalTimeOfDay;
-  return options;
-}
 
 // Returns the live line in at most `columns` characters: the bar goes first, then the last figures,
 // so that the time left stays.
@@ -49,8 +33,14 @@ std::string LiveLine(Progress progress, size_t columns) {
 
 }  // namespace
 
-Logger::Logger(LoggerOptions options)
-    : options_(Completed(std::move(options))), stream_(*options_.stream) {}
+std::string LocalTimeOfDay() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  return absl::StrFormat("%02d:%02d:%02d", parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+Logger::Logger(LoggerOptions options) : options_(std::move(options)), stream_(*options_.stream) {}
 
 Logger::~Logger() { EndProgress(); }
 
@@ -128,14 +118,11 @@ std::string ProgressText(const Progress& progress, bool bar) {
 }
 
 std::string WithCommas(int64_t value) {
-  const std::string digits = std::to_string(value);
-  std::string result;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    const bool group_starts = (digits.size() - i) % 3 == 0;
-    if (group_starts && i > 0 && digits[i - 1] != '-') result += ',';
-    result += digits[i];
+  std::string text = std::to_string(value);
+  for (int at = static_cast<int>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
+    text.insert(at, 1, ',');
   }
-  return result;
+  return text;
 }
 
 std::string ClockText(double seconds) {

@@ -16,12 +16,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <iosfwd>
+#include <iostream>
 #include <string>
 #include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+
+#include "parallel/base/clock.h"
 
 namespace deepnet {
 
@@ -33,17 +35,19 @@ struct Progress {
   double seconds_left = -1.0;  // negative: unknown, not shown
 };
 
+std::string LocalTimeOfDay();  // "12:03:07"
+
 struct LoggerOptions {
   int rank = 0;
-  int num_ranks = 1;                     // 1: lines carry no rank
-  bool warnings_only = false;            // Info and Show say nothing
-  std::ostream* stream = nullptr;        // borrowed; nullptr: stderr
-  bool terminal = false;                 // whether the stream can redraw its last line
-  int columns = 100;                     // of the terminal; a longer live line is cut off
-  double redraw_seconds = 0.1;           // the live line changes at most this often
-  double plain_seconds = 0.0;            // elsewhere: a line of progress at most this often
-  std::function<double()> seconds = {};  // a clock that only runs forward; default: the system's
-  std::function<std::string()> time_of_day = {};  // "12:03:07"; default: local time
+  int num_ranks = 1;                             // 1: lines carry no rank
+  bool warnings_only = false;                    // Info and Show say nothing
+  std::ostream* stream = &std::cerr;             // borrowed
+  bool terminal = false;                         // whether the stream can redraw its last line
+  int columns = 100;                             // of the terminal; a longer live line is cut off
+  double redraw_seconds = 0.1;                   // the live line changes at most this often
+  double plain_seconds = 0.0;                    // elsewhere: a line of progress at most this often
+  std::function<double()> seconds = SecondsNow;  // a clock that only runs forward
+  std::function<std::string()> time_of_day = LocalTimeOfDay;
 };
 
 // All methods may be called from several threads.

@@ -14,6 +14,8 @@ namespace deepnet {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
+namespace {
+
 void MakeUtf8(Message* message) {
   const auto& reflection = *message->GetReflection();
   std::vector<const FieldDescriptor*> fields;
@@ -37,8 +39,6 @@ void MakeUtf8(Message* message) {
     }
   }
 }
-
-namespace {
 
 std::unique_ptr<Message> Utf8Copy(const Message& message) {
   std::unique_ptr<Message> copy(message.New());

@@ -11,13 +11,11 @@
 
 namespace deepnet {
 
-// Replaces every string anywhere in `message` by what EscapedUtf8() makes of it.
-void MakeUtf8(google::protobuf::Message* message);
-
-// Returns `message` serialized, after MakeUtf8().
+// Returns `message` serialized, with what EscapedUtf8() makes of every string anywhere in it.
 std::string ToBytes(const google::protobuf::Message& message);
 
-// Returns `message`, which holds no Any, as indented JSON with all of its fields, after MakeUtf8().
+// Returns `message`, which holds no Any, as indented JSON with all of its fields and the
+// same strings.
 std::string ToIndentedJson(const google::protobuf::Message& message);
 
 // Parses `bytes`, which another rank serialized, into `message`. Fails with Internal naming the

@@ -49,13 +49,6 @@ float NormalFromBits(uint32_t bits) {
   return NormalQuantile(bits, [](double x) { return std::sqrt(x); });
 }
 
-float InitialNormal(uint64_t seed, std::string_view name, int64_t index) {
-  const uint64_t hash = HashName(name);
-  const PhiloxBlock words =
-      Philox(MakeKey(seed, RandomPurpose::kInitialWeight), InitialCounter(hash, index / 4));
-  return NormalFromBits(words[static_cast<uint64_t>(index) % 4]);
-}
-
 void FillInitialNormal(uint64_t seed, std::string_view name, int64_t first,
                        std::span<float> values) {
   const uint64_t hash = HashName(name);

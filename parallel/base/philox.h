@@ -42,11 +42,8 @@ uint64_t HashName(std::string_view name);
 // in double precision with its own logarithm, rounded once to float (normal_quantile.h).
 float NormalFromBits(uint32_t bits);
 
-// Returns element `index` of the initial values of parameter `name`, standard normal. Counter:
-// {index / 4 low, index / 4 high, hash low, hash high}, word index % 4.
-float InitialNormal(uint64_t seed, std::string_view name, int64_t index);
-
-// values[i] = InitialNormal(seed, name, first + i) for all i.
+// Fills `values` with the elements from `first` on of the initial values of parameter `name`,
+// standard normal. Counter of element i: {i / 4 low, i / 4 high, hash low, hash high}, word i % 4.
 void FillInitialNormal(uint64_t seed, std::string_view name, int64_t first,
                        std::span<float> values);
 

@@ -37,8 +37,10 @@ bool IsDecimal(const std::string& text, google::protobuf::io::ErrorCollector& er
   return true;
 }
 
-bool Read(const std::string& text, google::protobuf::Message* message,
-          const TextProtoOptions& options, bool merge) {
+}  // namespace
+
+bool ParseTextProto(const std::string& text, google::protobuf::Message* message,
+                    const TextProtoOptions& options) {
   SilentCollector silent;
   google::protobuf::io::ErrorCollector& errors =
       options.errors == nullptr ? silent : *options.errors;
@@ -47,19 +49,8 @@ bool Read(const std::string& text, google::protobuf::Message* message,
   parser.SetRecursionLimit(kMaxTextProtoDepth);
   parser.AllowUnknownField(options.skips_unknown_fields);
   parser.RecordErrorsTo(&errors);
-  return merge ? parser.MergeFromString(text, message) : parser.ParseFromString(text, message);
-}
-
-}  // namespace
-
-bool ParseTextProto(const std::string& text, google::protobuf::Message* message,
-                    const TextProtoOptions& options) {
-  return Read(text, message, options, /*merge=*/false);
-}
-
-bool MergeTextProto(const std::string& text, google::protobuf::Message* message,
-                    const TextProtoOptions& options) {
-  return Read(text, message, options, /*merge=*/true);
+  return options.merges ? parser.MergeFromString(text, message)
+                        : parser.ParseFromString(text, message);
 }
 
 }  // namespace deepnet

@@ -15,19 +15,16 @@ inline constexpr int kMaxTextProtoDepth = 100;
 
 struct TextProtoOptions {
   bool skips_unknown_fields = false;  // else one is a mistake
+  // Keeps what the message holds; a singular field may come several times, and the last one counts.
+  bool merges = false;
   // Takes the mistake that ended the parse, and warnings of fields that were skipped; lines and
   // columns from 0. Borrowed; nullptr: nobody is told.
   google::protobuf::io::ErrorCollector* errors = nullptr;
 };
 
-// Reads `text` into `message`, whatever it held. Returns false at the first mistake, to which
+// Reads `text` into `message`. Returns false at the first mistake, to which
 // numbers with a leading 0 belong: the format means octal ones, their writer does not.
 bool ParseTextProto(const std::string& text, google::protobuf::Message* message,
-                    const TextProtoOptions& options = {});
-
-// Reads `text` on top of what `message` holds; a singular field may come several times, and the
-// last one counts. Returns false at the first mistake.
-bool MergeTextProto(const std::string& text, google::protobuf::Message* message,
                     const TextProtoOptions& options = {});
 
 }  // namespace deepnet

@@ -52,10 +52,10 @@ absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::str
 // Returns `text` of rank `root` (any bytes) on every rank.
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root);
 
-// Replaces `message` by that of rank `root` on every rank, after MakeUtf8.
+// Replaces `message` by that of rank `root` on every rank, as ToBytes (messages.h) sends it.
 absl::Status BroadcastMessage(Communicator& comm, google::protobuf::Message& message, int root);
 
-// Returns every rank's message on every rank, in rank order, after MakeUtf8.
+// Returns every rank's message on every rank, in rank order, likewise.
 template <typename Message>
 absl::StatusOr<std::vector<Message>> AllGatherMessages(Communicator& comm, const Message& mine) {
   ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGatherText(comm, ToBytes(mine)));

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 
 namespace deepnet {
@@ -110,6 +109,17 @@ class JoinedTransfer final : public Transfer {
   absl::Status error_;
 };
 
+Communicator::TransferOr StartParts(
+    const char* name, std::span<const Buffer> buffers,
+    absl::FunctionRef<Communicator::TransferOr(const Buffer& buffer)> start) {
+  if (buffers.size() == 1) return start(buffers[0]);
+  std::vector<std::unique_ptr<Transfer>> parts;
+  for (const Buffer& buffer : buffers) {
+    ASSIGN_OR_RETURN(parts.emplace_back(), start(buffer));
+  }
+  return std::make_unique<JoinedTransfer>(name, std::move(parts));
+}
+
 absl::Status CopyOwn(const char* call, const Buffer& from, const Buffer& to) {
   if (from.bytes != to.bytes) {
     return absl::InvalidArgumentError(absl::StrCat(call, ": the own part has ", from.bytes,
@@ -128,22 +138,14 @@ absl::Status CheckCount(const char* call, size_t count, int size) {
 }  // namespace
 
 Communicator::TransferOr Communicator::SendAll(std::span<const Buffer> buffers, int peer, int tag) {
-  if (buffers.size() == 1) return Send(buffers[0], peer, tag);
-  std::vector<std::unique_ptr<Transfer>> parts;
-  for (const Buffer& buffer : buffers) {
-    ASSIGN_OR_RETURN(parts.emplace_back(), Send(buffer, peer, tag++));
-  }
-  return std::make_unique<JoinedTransfer>("SendAll", std::move(parts));
+  return StartParts("SendAll", buffers,
+                    [&](const Buffer& buffer) { return Send(buffer, peer, tag++); });
 }
 
 Communicator::TransferOr Communicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
                                                   int tag) {
-  if (buffers.size() == 1) return Receive(buffers[0], peer, tag);
-  std::vector<std::unique_ptr<Transfer>> parts;
-  for (const Buffer& buffer : buffers) {
-    ASSIGN_OR_RETURN(parts.emplace_back(), Receive(buffer, peer, tag++));
-  }
-  return std::make_unique<JoinedTransfer>("ReceiveAll", std::move(parts));
+  return StartParts("ReceiveAll", buffers,
+                    [&](const Buffer& buffer) { return Receive(buffer, peer, tag++); });
 }
 
 absl::Status Communicator::Connect(const Connections&, absl::Duration) { return absl::OkStatus(); }

@@ -170,13 +170,7 @@ class MonitoredCommunicator::MonitoredTransfer final : public Transfer {
 
 MonitoredCommunicator::MonitoredCommunicator(Communicator& inner, Heartbeat& heartbeat,
                                              absl::Duration comm_timeout)
-    : ForwardingCommunicator(inner), heartbeat_(heartbeat), comm_timeout_(comm_timeout) {}
-
-MonitoredCommunicator::MonitoredCommunicator(std::unique_ptr<Communicator> owned,
-                                             Heartbeat& heartbeat, absl::Duration comm_timeout)
-    : ForwardingCommunicator(std::move(owned)),
-      heartbeat_(heartbeat),
-      comm_timeout_(comm_timeout) {}
+    : inner_(inner), heartbeat_(heartbeat), comm_timeout_(comm_timeout) {}
 
 std::string MonitoredCommunicator::WithPeer(const char* call, int peer) const {
   return absl::StrCat(call, " rank ", peer, " of a group of ", size());
@@ -187,54 +181,56 @@ std::string MonitoredCommunicator::WithAll(const char* call) const {
 }
 
 Communicator::TransferOr MonitoredCommunicator::Send(Buffer buffer, int peer, int tag) {
-  return Follow(WithPeer("Send to", peer), [&] { return inner().Send(buffer, peer, tag); });
+  return Follow(WithPeer("Send to", peer), [&] { return inner_.Send(buffer, peer, tag); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  return Follow(WithPeer("Receive from", peer), [&] { return inner().Receive(buffer, peer, tag); });
+  return Follow(WithPeer("Receive from", peer), [&] { return inner_.Receive(buffer, peer, tag); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
                                                         int tag) {
-  return Follow(WithPeer("Send to", peer), [&] { return inner().SendAll(buffers, peer, tag); });
+  return Follow(WithPeer("Send to", peer), [&] { return inner_.SendAll(buffers, peer, tag); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::ReceiveAll(std::span<const Buffer> buffers,
                                                            int peer, int tag) {
   return Follow(WithPeer("Receive from", peer),
-                [&] { return inner().ReceiveAll(buffers, peer, tag); });
+                [&] { return inner_.ReceiveAll(buffers, peer, tag); });
 }
 
 absl::Status MonitoredCommunicator::Connect(const Connections& connections, absl::Duration limit) {
   heartbeat_.Wait(WithAll("Connect"));
   const absl::Status status =
-      WithSuspect(inner().Connect(connections, std::min(limit, comm_timeout_)), heartbeat_);
+      WithSuspect(inner_.Connect(connections, std::min(limit, comm_timeout_)), heartbeat_);
   if (status.ok()) heartbeat_.GoOn();
   return EndIfStuck(status, heartbeat_.PhaseAndAction());
 }
 
 Communicator::TransferOr MonitoredCommunicator::AllToAll(std::span<const Buffer> send,
                                                          std::span<const Buffer> receive) {
-  return Follow(WithAll("AllToAll"), [&] { return inner().AllToAll(send, receive); });
+  return Follow(WithAll("AllToAll"), [&] { return inner_.AllToAll(send, receive); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::AllGather(Buffer mine,
                                                           std::span<const Buffer> all) {
-  return Follow(WithAll("AllGather"), [&] { return inner().AllGather(mine, all); });
+  return Follow(WithAll("AllGather"), [&] { return inner_.AllGather(mine, all); });
 }
 
 Communicator::TransferOr MonitoredCommunicator::ReduceScatter(Buffer blocks) {
-  return Follow(WithAll("ReduceScatter"), [&] { return inner().ReduceScatter(blocks); });
+  return Follow(WithAll("ReduceScatter"), [&] { return inner_.ReduceScatter(blocks); });
 }
 
 // The call itself blocks for others, and cannot say for whom; that all have come is known before.
 absl::StatusOr<std::unique_ptr<Communicator>> MonitoredCommunicator::Split(int color, int key) {
   RETURN_IF_ERROR(Barrier());
   heartbeat_.Wait(WithAll("Split"));
-  ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
+  ASSIGN_OR_RETURN(auto part, inner_.Split(color, key));
   heartbeat_.GoOn();
   if (part == nullptr) return nullptr;
-  return std::make_unique<MonitoredCommunicator>(std::move(part), heartbeat_, comm_timeout_);
+  auto monitored = std::make_unique<MonitoredCommunicator>(*part, heartbeat_, comm_timeout_);
+  monitored->owned_ = std::move(part);
+  return monitored;
 }
 
 Communicator::TransferOr MonitoredCommunicator::Follow(std::string call,

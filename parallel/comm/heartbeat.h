@@ -106,14 +106,14 @@ class Heartbeat {
 // transfer can be waited for again. Dropping it instead ends the job with ExitCode::kHang. What is
 // late is said together with the Heartbeat's suspect: a collective of a backend need not know which
 // rank has not come.
-class MonitoredCommunicator final : public ForwardingCommunicator {
+class MonitoredCommunicator final : public Communicator {
  public:
   // `inner` and `heartbeat` outlive this and the groups that Split makes.
   MonitoredCommunicator(Communicator& inner, Heartbeat& heartbeat,
                         absl::Duration comm_timeout = absl::InfiniteDuration());
-  MonitoredCommunicator(std::unique_ptr<Communicator> owned, Heartbeat& heartbeat,
-                        absl::Duration comm_timeout = absl::InfiniteDuration());
 
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
   TransferOr Send(Buffer buffer, int peer, int tag) override;
   TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
@@ -123,6 +123,7 @@ class MonitoredCommunicator final : public ForwardingCommunicator {
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   TransferOr ReduceScatter(Buffer blocks) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  void Abort(int exit_code) override { inner_.Abort(exit_code); }
 
  private:
   class MonitoredTransfer;
@@ -132,6 +133,8 @@ class MonitoredCommunicator final : public ForwardingCommunicator {
   std::string WithPeer(const char* call, int peer) const;
   std::string WithAll(const char* call) const;
 
+  std::unique_ptr<Communicator> owned_;  // of a group that Split made
+  Communicator& inner_;
   Heartbeat& heartbeat_;
   const absl::Duration comm_timeout_;
 };

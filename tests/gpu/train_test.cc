@@ -32,6 +32,7 @@
 #include "tests/gpu/emulated/device.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/trace_file.h"
 #include "trainer/async_checkpointer.h"

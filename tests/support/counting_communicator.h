@@ -14,6 +14,7 @@
 #include <span>
 
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace deepnet {
 

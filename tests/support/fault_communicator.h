@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace deepnet {
 

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace deepnet {
 

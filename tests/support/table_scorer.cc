@@ -9,6 +9,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "tests/support/initial_normal.h"
 
 namespace deepnet::testing {
 namespace {

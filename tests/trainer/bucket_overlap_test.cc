@@ -11,6 +11,7 @@
 
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/kernels/compute.h"

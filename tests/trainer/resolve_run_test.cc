@@ -20,6 +20,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/prepared_corpus.h"

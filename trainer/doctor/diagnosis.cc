@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/statistics.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 
 namespace deepnet {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 
 namespace deepnet {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/instruments/non_finite.h"
 #include "trainer/telemetry/report.h"

@@ -8,6 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/initial_normal.h"
+
 namespace deepnet {
 namespace {
 

@@ -62,7 +62,8 @@ TEST(TextProto, OfAMillionLevelsEndsInAMistakeWhateverIsNested) {
       const std::string text = Repeated(level, kLevels);
       RunSpec run;
       EXPECT_FALSE(ParseTextProto(text, &run, {.skips_unknown_fields = skips})) << level;
-      EXPECT_FALSE(MergeTextProto(text, &run, {.skips_unknown_fields = skips})) << level;
+      EXPECT_FALSE(ParseTextProto(text, &run, {.skips_unknown_fields = skips, .merges = true}))
+          << level;
     }
   }
 }
@@ -77,7 +78,7 @@ TEST(TextProto, IsOnlySkippedOverWhereAsked) {
 TEST(TextProto, IsMergedOnTopOrReadAlone) {
   RunSpec run;
   run.set_name("a");
-  EXPECT_TRUE(MergeTextProto("seed: 1 seed: 0", &run));
+  EXPECT_TRUE(ParseTextProto("seed: 1 seed: 0", &run, {.merges = true}));
   EXPECT_EQ(run.name(), "a");
   EXPECT_TRUE(ParseTextProto("seed: 1", &run));
   EXPECT_EQ(run.name(), "");

@@ -10,6 +10,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "tests/support/fault_communicator.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 
 namespace deepnet {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace deepnet::testing {
 

@@ -21,6 +21,7 @@
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/schedule_text.h"
 #include "tests/parallel/exec/checksum_stage.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/ordered_communicator.h"
 #include "tests/support/run_ranks.h"
 

@@ -13,6 +13,7 @@
 
 #include "launch/defaults.h"
 #include "parallel/base/status_macros.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/doctor/kernel_check.h"

@@ -9,6 +9,7 @@
 
 #include "parallel/base/philox.h"
 #include "tests/support/devices.h"
+#include "tests/support/initial_normal.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"

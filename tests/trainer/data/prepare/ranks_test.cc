@@ -20,6 +20,7 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"

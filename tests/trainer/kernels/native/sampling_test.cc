@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/philox.h"
+#include "tests/support/initial_normal.h"
 
 namespace deepnet::native {
 namespace {

@@ -1,4 +1,4 @@
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 
 #include <gtest/gtest.h>
 

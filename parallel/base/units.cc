@@ -1,4 +1,4 @@
-#include "parallel/base/text.h"
+#include "parallel/base/units.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
