@@ -56,6 +56,13 @@ get_libtorch() {
   fi
 }
 
+# run_ctest FOLDER [ARGUMENT...]: three tests on two cores, for more than a quarter of their time
+# is waiting.
+run_ctest() {
+  ctest --test-dir "$1" --parallel $((($(nproc) * 3 + 1) / 2)) --output-on-failure --no-tests=error \
+    "${@:2}"
+}
+
 # has_nvcc: the first compiler that a build with CUDA finds is of a CUDA 13 toolkit.
 has_nvcc() {
   local nvcc

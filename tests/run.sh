@@ -60,13 +60,9 @@ if [[ ${#excluded[@]} -gt 0 ]]; then
   arguments+=(--label-exclude "^($(IFS='|' && echo "${excluded[*]}"))$")
 fi
 
-run_ctest() {
-  ctest --test-dir build/release --parallel "$(nproc)" --output-on-failure --no-tests=error "$@"
-}
-
 stage "LibTorch" get_libtorch
 stage "build" launch/build.sh
-stage "tests" run_ctest "${arguments[@]}"
+stage "tests" run_ctest build/release "${arguments[@]}"
 if [[ $(id -u) -ne 0 ]]; then
   note "left out, for they need root: $(ctest --test-dir build/release -N -L '^root$' | tail -n 1)"
 fi

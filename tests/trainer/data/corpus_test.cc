@@ -33,12 +33,19 @@ using testing::PrepareIn;
 using testing::TempFolder;
 using testing::WriteOpus;
 
+// The first test prepares the corpus; each has files of its own to damage.
 class CorpusTest : public ::testing::Test {
  protected:
   CorpusTest() {
-    WriteOpus(folder_);
-    const auto report = PrepareIn(folder_, "opus100_folder: 'opus'");
-    EXPECT_TRUE(report.ok()) << report.status();
+    if (prepared_.empty()) {
+      WriteOpus(folder_);
+      const auto report = PrepareIn(folder_, "opus100_folder: 'opus'");
+      EXPECT_TRUE(report.ok()) << report.status();
+      for (const std::string& name : folder_.FilesBelow("out")) {
+        prepared_[name] = folder_.Read("out/" + name);
+      }
+    }
+    for (const auto& [name, bytes] : prepared_) folder_.Write("out/" + name, bytes);
   }
 
   Corpus Open() {
@@ -66,6 +73,7 @@ class CorpusTest : public ::testing::Test {
   }
 
   TempFolder folder_;
+  static inline std::map<std::string, std::string> prepared_;  // bytes of its files by name
 };
 
 TEST_F(CorpusTest, KnowsTheMomentsOfItsLengths) {
