@@ -23,6 +23,8 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/tcp_communicator.h"
 #include "trainer/stop_requests.h"
 
 namespace deepnet {
@@ -48,59 +50,44 @@ absl::Status CheckSize(int ranks) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<MpiJob>> JoinByMpi() {
-  ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, MpiJob::Start());
-  RETURN_IF_ERROR(CheckSize(mpi->world().size()));
-  return mpi;
-}
-
-absl::StatusOr<std::unique_ptr<TcpJob>> JoinByTcp(const Launch& launch, absl::Duration limit) {
+absl::StatusOr<std::unique_ptr<Communicator>> JoinByTcp(const Launch& launch,
+                                                        absl::Duration limit) {
   ASSIGN_OR_RETURN(std::string secret, FindJobSecret(std::getenv));
   const SayWaiting say = [&launch](const std::string& whom) {
     Logger(StderrOptions()).Info(absl::StrCat("rank ", launch.rank, " waits for ", whom));
   };
   ASSIGN_OR_RETURN(std::shared_ptr<RendezvousStore> store, OpenRendezvousStore(launch, limit, say));
-  return TcpJob::Start({.rank = launch.rank,
-                        .size = launch.size,
-                        .store = std::move(store),
-                        .limit = limit,
-                        .say = say,
-                        .interface = launch.interface,
-                        .toward = launch.host,
-                        .secret = std::move(secret),
-                        .refused = [rank = launch.rank](const std::string& what) {
-                          Logger(StderrOptions()).Warning(absl::StrCat("rank ", rank, ": ", what));
-                        }});
-}
-
-void SayHow(Communicator& world, const std::string& how) {
-  if (world.rank() != 0 || world.size() == 1) return;
-  Logger(StderrOptions()).Info(absl::StrCat(world.size(), " ranks by ", how));
+  return MakeTcpCommunicator(
+      {.rank = launch.rank,
+       .size = launch.size,
+       .store = std::move(store),
+       .limit = limit,
+       .say = say,
+       .interface = launch.interface,
+       .toward = launch.host,
+       .secret = std::move(secret),
+       .refused = [rank = launch.rank](const std::string& what) {
+         Logger(StderrOptions()).Warning(absl::StrCat("rank ", rank, ": ", what));
+       }});
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Job>> JoinJob(absl::Duration limit) {
+absl::StatusOr<std::unique_ptr<Communicator>> JoinJob(absl::Duration limit) {
   const bool has_mpi = !MpiVersion().empty();
   ASSIGN_OR_RETURN(const Launch launch, FindLaunch(std::getenv, has_mpi));
-  std::unique_ptr<Job> job;
-  switch (launch.by) {
-    case Launch::By::kNobody:
-      return std::make_unique<Job>();
-    case Launch::By::kMpi: {
-      ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> mpi, JoinByMpi());
-      job = std::make_unique<Job>(std::move(mpi));
-      SayHow(job->world(), absl::StrCat("MPI (", MpiVersion(), ")"));
-      return job;
-    }
-    case Launch::By::kVariables: {
-      ASSIGN_OR_RETURN(std::unique_ptr<TcpJob> tcp, JoinByTcp(launch, limit));
-      job = std::make_unique<Job>(std::move(tcp));
-      SayHow(job->world(), absl::StrCat("TCP (", launch.said_by, "), met at ", launch.Place()));
-      return job;
-    }
+  if (launch.by == Launch::By::kNobody) return std::make_unique<SelfCommunicator>();
+  const bool by_mpi = launch.by == Launch::By::kMpi;
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> world,
+                   by_mpi ? MakeMpiCommunicator() : JoinByTcp(launch, limit));
+  if (by_mpi) RETURN_IF_ERROR(CheckSize(world->size()));
+  if (world->rank() == 0 && world->size() > 1) {
+    const std::string how =
+        by_mpi ? absl::StrCat("MPI (", MpiVersion(), ")")
+               : absl::StrCat("TCP (", launch.said_by, "), met at ", launch.Place());
+    Logger(StderrOptions()).Info(absl::StrCat(world->size(), " ranks by ", how));
   }
-  return job;
+  return world;
 }
 
 std::string JobId() {
@@ -127,15 +114,15 @@ absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
 absl::Status RunOnRanks(
     const CommandLine& line,
     absl::FunctionRef<absl::Status(const CommandLine& line, Communicator& world)> work) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, JoinJob());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> world, JoinJob());
   absl::Status status;
   try {
-    status = work(line, job->world());
+    status = work(line, *world);
   } catch (...) {
     if (line.status_of_exception == nullptr) throw;
     status = line.status_of_exception();
   }
-  return LeaveJob(job->world(), status);
+  return LeaveJob(*world, status);
 }
 
 namespace {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -12,37 +11,17 @@
 #include "absl/time/time.h"
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/mpi_communicator.h"
-#include "parallel/comm/tcp_communicator.h"
 
 namespace deepnet {
 
 struct CommandLine;  // launch/commands/command.h
 
-class Job {
- public:
-  Job() = default;  // this process is alone
-  explicit Job(std::unique_ptr<MpiJob> mpi) : mpi_(std::move(mpi)) {}
-  explicit Job(std::unique_ptr<TcpJob> tcp) : tcp_(std::move(tcp)) {}
-
-  // All ranks.
-  Communicator& world() {
-    if (mpi_ != nullptr) return mpi_->world();
-    return tcp_ != nullptr ? tcp_->world() : alone_;
-  }
-
- private:
-  const std::unique_ptr<MpiJob> mpi_;
-  const std::unique_ptr<TcpJob> tcp_;
-  SelfCommunicator alone_;
-};
-
 // Joins the job that this process was started for, as FindLaunch (launcher.h) says: by MPI, by TCP,
-// or alone. With several ranks, rank 0 says on stderr which it was. FailedPrecondition
-// (ExitCode::kPreflight) where MPI does not start or has another number of ranks than its launcher
-// said; where variables are missing or wrong; and, naming the rank or the port, where the ranks do
-// not find each other by TCP within `limit`.
-absl::StatusOr<std::unique_ptr<Job>> JoinJob(absl::Duration limit = absl::Minutes(10));
+// or alone, and returns all its ranks. With several, rank 0 says on stderr which it was.
+// FailedPrecondition (ExitCode::kPreflight) where MPI does not start or has another number of ranks
+// than its launcher said; where variables are missing or wrong; and, naming the rank or the port,
+// where the ranks do not find each other by TCP within `limit`.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinJob(absl::Duration limit = absl::Minutes(10));
 
 // Read Slurm's variables about this job, where it has set them.
 std::string JobId();   // empty: there is none

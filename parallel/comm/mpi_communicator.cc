@@ -24,6 +24,7 @@
 #include "parallel/base/mutex.h"
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/pending_message.h"
 
 namespace deepnet {
 namespace {
@@ -59,43 +60,62 @@ std::string ErrorText(int error) {
 
 using Message = MessageCommunicator::Message;
 
-// A message under way.
-struct MpiMessage : Message {
-  MpiMessage(const Message& message, MPI_Comm comm) : Message(message), comm(comm) {}
+struct MpiMessage : PendingMessage {
+  MpiMessage(const Message& message, MPI_Comm comm) : PendingMessage(message), comm(comm) {}
 
   const MPI_Comm comm;
 
   // The progress thread's own.
   int64_t num_pieces = 0;  // not finished yet
   int64_t received_bytes = 0;
-  absl::Status result = absl::OkStatus();  // for others once `finished`
-
-  // Guarded by the progress thread's mutex.
-  bool finished = false;
-  CondVar changed;
+  absl::Status status = absl::OkStatus();  // of its pieces
 };
+
+absl::Status StartMpi() {
+  int started = 0;
+  MPI_Initialized(&started);
+  if (started) return absl::FailedPreconditionError("MPI was started before in this process");
+  // Open MPI would yield the core after every look that found nothing, which on a busy machine
+  // gives away a whole time slice: 2 ms instead of 70 us for a small message. The thread sleeps by
+  // itself.
+  setenv("OMPI_MCA_mpi_yield_when_idle", "0", /*overwrite=*/1);
+  int provided = MPI_THREAD_SINGLE;
+  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    return absl::FailedPreconditionError("MPI_Init_thread failed");
+  }
+  if (provided < MPI_THREAD_FUNNELED) {
+    return absl::FailedPreconditionError("this MPI serves programs without threads only");
+  }
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // groups split from it inherit that
+  return absl::OkStatus();
+}
 
 class MpiProgress {
  public:
-  // No message is under way, unless given up.
+  // Ends MPI, when every rank has come here. No message is under way, unless given up.
   ~MpiProgress() {
-    if (!thread_.joinable()) return;
+    if (begun_) {
+      if (!Alive().ok()) Abort(static_cast<int>(ExitCode::kInternal));
+      Run([] { MPI_Finalize(); });
+    }
     {
       const MutexLock lock(mutex_);
       stop_ = true;
       wake_.NotifyOne();
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
-  // Starts the thread. Call it first.
+  // Starts the thread, and MPI. Call it first.
   absl::Status Begin() {
     ASSIGN_OR_RETURN(thread_, StartThread([this] { Loop(); }));
-    return absl::OkStatus();
+    absl::Status started;
+    Run([&] { started = StartMpi(); });
+    begun_ = started.ok();
+    return WithExitCode(started, ExitCode::kPreflight);
   }
 
-  // Runs `call`, which may call MPI, on the thread; returns when it has. The first call starts MPI,
-  // the last one ends it.
+  // Runs `call`, which may call MPI, on the thread; returns when it has.
   void Run(const std::function<void()>& call) {
     bool done = false;  // guarded by mutex_
     CondVar changed;
@@ -114,7 +134,6 @@ class MpiProgress {
     Enqueue([this, message = std::move(message)] { Post(message); });
   }
 
-  // Sleeps until the message is finished, or for at most `limit`; whether it is.
   bool Wait(MpiMessage& message, absl::Duration limit) {
     const MutexLock lock(mutex_);
     return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
@@ -197,8 +216,7 @@ class MpiProgress {
                             : MPI_Irecv(data + at, piece, MPI_BYTE, message->peer, message->tag,
                                         message->comm, &request);
       if (error != MPI_SUCCESS) {
-        message->result =
-            absl::UnavailableError(absl::StrCat(message->Text(), ": ", ErrorText(error)));
+        message->status = absl::UnavailableError(ErrorText(error));
         break;
       }
       ++message->num_pieces;
@@ -237,10 +255,9 @@ class MpiProgress {
     int error_class = MPI_SUCCESS;
     if (error != MPI_SUCCESS) MPI_Error_class(error, &error_class);
     if (error_class == MPI_ERR_TRUNCATE) {
-      message.result =
-          absl::InvalidArgumentError(absl::StrCat(message.Text(), ": the peer states more bytes"));
+      message.status = absl::InvalidArgumentError("the peer states more bytes");
     } else if (error_class != MPI_SUCCESS) {
-      message.result = absl::UnavailableError(absl::StrCat(message.Text(), ": ", ErrorText(error)));
+      message.status = absl::UnavailableError(ErrorText(error));
     } else if (message.kind == Message::Kind::kReceive) {
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);
@@ -252,13 +269,12 @@ class MpiProgress {
   void Finish(MpiMessage& message) {
     const bool whole =
         message.kind == Message::Kind::kSend || message.received_bytes == message.buffer.bytes;
-    if (message.result.ok() && !whole) {
-      message.result = absl::InvalidArgumentError(
-          absl::StrCat(message.Text(), ": the peer states ", message.received_bytes, " B"));
+    if (message.status.ok() && !whole) {
+      message.status = absl::InvalidArgumentError(
+          absl::StrCat("the peer states ", message.received_bytes, " B"));
     }
     const MutexLock lock(mutex_);
-    message.finished = true;
-    message.changed.NotifyAll();
+    message.Finish(message.status);
   }
 
   // MPI cannot cancel a send that the peer may know of already.
@@ -280,27 +296,9 @@ class MpiProgress {
   std::vector<std::shared_ptr<MpiMessage>> owners_;
   bool frozen_ = false;
 
+  bool begun_ = false;  // MPI has started
+
   std::thread thread_;
-};
-
-class MpiTransfer final : public Transfer {
- public:
-  MpiTransfer(std::shared_ptr<MpiProgress> progress, std::shared_ptr<MpiMessage> message)
-      : progress_(std::move(progress)), message_(std::move(message)) {}
-
-  ~MpiTransfer() override { progress_->GiveUp(message_); }
-
-  absl::Status Wait(absl::Duration limit) override {
-    if (progress_->Wait(*message_, limit)) return message_->result;
-    return absl::DeadlineExceededError(
-        absl::StrCat(message_->Text(), ": not finished after ", absl::FormatDuration(limit)));
-  }
-
-  bool Done() override { return progress_->Wait(*message_, absl::ZeroDuration()); }
-
- private:
-  const std::shared_ptr<MpiProgress> progress_;
-  const std::shared_ptr<MpiMessage> message_;
 };
 
 // A group is an MPI communicator; MPI_Finalize frees all of them, because MPI_Comm_free would be a
@@ -340,7 +338,7 @@ class MpiCommunicator final : public MessageCommunicator {
     RETURN_IF_ERROR(progress_->Alive());
     const auto started = std::make_shared<MpiMessage>(message, comm_);
     progress_->Start(started);
-    return std::make_unique<MpiTransfer>(progress_, started);
+    return std::make_unique<PendingTransfer<MpiProgress, MpiMessage>>(progress_, started);
   }
   absl::Status CheckAlive(const char*) override { return progress_->Alive(); }
 
@@ -350,51 +348,12 @@ class MpiCommunicator final : public MessageCommunicator {
   int size_ = 1;
 };
 
-absl::Status StartMpi() {
-  int started = 0;
-  MPI_Initialized(&started);
-  if (started) return absl::FailedPreconditionError("MPI was started before in this process");
-  // Open MPI would yield the core after every look that found nothing, which on a busy machine
-  // gives away a whole time slice: 2 ms instead of 70 us for a small message. The thread sleeps by
-  // itself.
-  setenv("OMPI_MCA_mpi_yield_when_idle", "0", /*overwrite=*/1);
-  int provided = MPI_THREAD_SINGLE;
-  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
-    return absl::FailedPreconditionError("MPI_Init_thread failed");
-  }
-  if (provided < MPI_THREAD_FUNNELED) {
-    return absl::FailedPreconditionError("this MPI serves programs without threads only");
-  }
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // groups split from it inherit that
-  return absl::OkStatus();
-}
-
-class StartedMpiJob final : public MpiJob {
- public:
-  explicit StartedMpiJob(std::shared_ptr<MpiProgress> progress)
-      : progress_(std::move(progress)), world_(progress_, MPI_COMM_WORLD) {}
-
-  ~StartedMpiJob() override {
-    if (!progress_->Alive().ok()) progress_->Abort(static_cast<int>(ExitCode::kInternal));
-    progress_->Run([] { MPI_Finalize(); });
-  }
-
-  Communicator& world() override { return world_; }
-
- private:
-  const std::shared_ptr<MpiProgress> progress_;
-  MpiCommunicator world_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator() {
   auto progress = std::make_shared<MpiProgress>();
   RETURN_IF_ERROR(progress->Begin());
-  absl::Status started;
-  progress->Run([&] { started = StartMpi(); });
-  if (!started.ok()) return WithExitCode(started, ExitCode::kPreflight);
-  return std::make_unique<StartedMpiJob>(std::move(progress));
+  return std::make_unique<MpiCommunicator>(std::move(progress), MPI_COMM_WORLD);
 }
 
 // "Open MPI v4.1.4, package: ..." or "MPICH Version:  4.0.2\nMPICH Release date: ...".

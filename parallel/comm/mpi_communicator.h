@@ -1,9 +1,9 @@
 // Ranks that are processes started by mpirun (or srun), on one host or many.
 //
 // Example, in main():
-//   ASSIGN_OR_RETURN(const auto job, MpiJob::Start());
-//   const absl::Status status = Train(job->world());
-//   if (!status.ok()) job->world().Abort(static_cast<int>(GetExitCode(status)));
+//   ASSIGN_OR_RETURN(const auto world, MakeMpiCommunicator());
+//   const absl::Status status = Train(*world);
+//   if (!status.ok()) world->Abort(static_cast<int>(GetExitCode(status)));
 //
 // One thread of the process owns MPI: it starts it, makes every call, and ends it, so that any MPI
 // 3.1 library will do, whatever threads it allows. Callers hand it messages and sleep until they
@@ -24,21 +24,14 @@
 
 namespace deepnet {
 
-// MPI of this process, from MPI_Init to MPI_Finalize: once in a process's life.
-class MpiJob {
- public:
-  // Starts MPI; without a launcher this is a job of one rank. FailedPrecondition
-  // (ExitCode::kPreflight) where the program was built without MPI or MPI does not start.
-  static absl::StatusOr<std::unique_ptr<MpiJob>> Start();
-
-  // Collective: ends MPI when every rank has come here. Its communicators are gone by then. If a
-  // transfer was given up, this ends the job as Abort(kInternal) does.
-  virtual ~MpiJob() = default;
-
-  // All ranks of the job. A lost peer ends the job through mpirun, or is Unavailable where the
-  // library reports it; one that hangs is for limits and Abort.
-  virtual Communicator& world() = 0;
-};
+// Starts MPI, once in a process's life, and returns all ranks of the job; without a launcher this
+// is one. FailedPrecondition (ExitCode::kPreflight) where the program was built without MPI or MPI
+// does not start. A lost peer ends the job through mpirun, or is Unavailable where the library
+// reports it; one that hangs is for limits and Abort.
+//
+// Its end is collective: MPI ends when every rank has come there. The communicators that Split made
+// are gone by then. If a transfer was given up, it ends the job as Abort(kInternal) does.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator();
 
 // Returns the name and version of the library, "Open MPI v4.1.4"; empty where the program was built
 // without MPI. Any thread may call it, before, during and after a job.

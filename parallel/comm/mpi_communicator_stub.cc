@@ -4,7 +4,7 @@
 
 namespace deepnet {
 
-absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Start() {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator() {
   return PreflightError(
       "built without MPI: install an MPI library's headers, or name "
       "its prefix by DEEPNET_MPI_ROOT, and build again");

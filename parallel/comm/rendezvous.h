@@ -2,11 +2,13 @@
 // about itself in a store that all can reach, and gets everybody's.
 //
 // Example:
-//   ASSIGN_OR_RETURN(const std::vector<std::string> all, Meet(store, 2, 4, "h3:41233", limit));
+//   const TcpOptions options{.rank = 2, .size = 4, .store = store};
+//   ASSIGN_OR_RETURN(const std::vector<std::string> all, Meet(options, "h3:41233"));
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,23 +40,35 @@ class RendezvousStore {
 using SayWaiting = std::function<void(const std::string& whom)>;
 inline constexpr absl::Duration kSayWaitingAfter = absl::Seconds(1);
 
+// How a process joins a job of TCP connections.
+struct TcpOptions {
+  int rank = 0;  // 0 <= rank < size
+  int size = 1;
+  std::shared_ptr<RendezvousStore> store;    // let go when all ranks are connected
+  absl::Duration limit = absl::Minutes(10);  // for all ranks to come and to connect
+  SayWaiting say = {};                       // told for whom this rank waits
+  std::string interface = {};  // of the network, "eth0"; empty: the one that leads to `toward`,
+                               // then every other that is up
+  std::string toward = {};     // a host's name or address; may be empty
+  std::string secret = {};     // of the job: no process counts that does not prove to know it
+  std::function<void(const std::string&)> refused = {};  // hears of connections without the secret
+};
+
 // Collective over `size` processes with different ranks. Returns every rank's `mine`, which begins
 // with what errors call the process ("h3 process 77"). FailedPrecondition (ExitCode::kPreflight)
 // within `limit` and, while the store is there, on every rank: where a rank does not come, two
 // processes are one rank, ranks do not agree on `size`, or the store is gone.
-absl::StatusOr<std::vector<std::string>> Meet(RendezvousStore& store, int rank, int size,
-                                              const std::string& mine, absl::Duration limit,
-                                              const SayWaiting& say = {});
+absl::StatusOr<std::vector<std::string>> Meet(const TcpOptions& options, const std::string& mine);
 
-// Ends a rendezvous for all: those in Meet, CheckRendezvous or AwaitRendezvous fail with `error`.
-// Returns `error`, or the one that was there before. Rank 0, in whose process the store may lie,
-// stays for a moment until the others have heard it.
-absl::Status FailRendezvous(RendezvousStore& store, int rank, const absl::Status& error);
+// Ends a rendezvous for all: those in Meet or CheckRendezvous fail with `error`. Returns `error`,
+// or the one that was there before. Rank 0, in whose process the store may lie, stays for a moment
+// until the others have heard it.
+absl::Status FailRendezvous(const TcpOptions& options, const absl::Status& error);
 
 // Returns the error of FailRendezvous, where some rank has called it.
 absl::Status CheckRendezvous(RendezvousStore& store);
 
 // Removes what Meet left, when nobody reads it any more: the next job may use the same store.
-void EndRendezvous(RendezvousStore& store, int size);
+void EndRendezvous(const TcpOptions& options);
 
 }  // namespace deepnet

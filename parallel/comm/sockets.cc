@@ -204,7 +204,7 @@ std::string AddressToward(const std::string& host) {
   if (host.empty()) return "";
   const AddressList target = Resolve(host, 9, 0);
   if (target == nullptr) return "";
-  const Socket probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const Descriptor probe(socket(target->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage own = {};
   socklen_t length = sizeof(own);
   auto* const address = reinterpret_cast<sockaddr*>(&own);
@@ -240,7 +240,7 @@ absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options)
   return addresses;
 }
 
-int PortOf(const Socket& listener) {
+int PortOf(const Descriptor& listener) {
   sockaddr_in6 address = {};  // an IPv4 address has its port in the same place
   socklen_t length = sizeof(address);
   getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
@@ -248,29 +248,29 @@ int PortOf(const Socket& listener) {
 }
 
 // Returns none where the address or the port cannot be had.
-Socket ListenAt(const std::string& address, int port) {
+Descriptor ListenAt(const std::string& address, int port) {
   const AddressList own = Resolve(address, port, AI_NUMERICHOST | AI_PASSIVE);
-  if (own == nullptr) return Socket();
-  Socket listener(socket(own->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (own == nullptr) return Descriptor();
+  Descriptor listener(socket(own->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int only = address == kEveryAddress ? 0 : 1;
   setsockopt(listener.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
   if (bind(listener.fd(), own->ai_addr, own->ai_addrlen) != 0 ||
       listen(listener.fd(), SOMAXCONN) != 0) {
-    return Socket();
+    return Descriptor();
   }
   return listener;
 }
 
 // Sockets that accept connections to one free port of these addresses alone; those of which no port
 // can be had are dropped.
-absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) {
+absl::StatusOr<std::vector<Descriptor>> Listen(std::vector<std::string>& addresses) {
   if (addresses.empty()) return PreflightError("the loopback interface of this host is not up");
   for (int i = 0; i < kPortTries; ++i) {
-    std::vector<Socket> listeners;
+    std::vector<Descriptor> listeners;
     std::vector<std::string> heard;
     errno = 0;
     for (const std::string& address : addresses) {
-      Socket listener = ListenAt(address, listeners.empty() ? 0 : PortOf(listeners.front()));
+      Descriptor listener = ListenAt(address, listeners.empty() ? 0 : PortOf(listeners.front()));
       if (listener.fd() < 0 && errno == EADDRINUSE) break;
       if (listener.fd() < 0) continue;
       listeners.push_back(std::move(listener));
@@ -286,7 +286,7 @@ absl::StatusOr<std::vector<Socket>> Listen(std::vector<std::string>& addresses) 
 
 // A connection on which ranks do not count yet.
 struct Talk {
-  Socket socket;  // none: closed, or moved to the mesh
+  Descriptor socket;  // none: closed, or moved to the mesh
   absl::Time deadline;
   bool ready = false;  // something can be read, or the connection is made or lost
   Greeting heard;
@@ -310,7 +310,7 @@ struct Caller : Talk {
   int32_t attempt = 0;
 };
 
-bool Send(const Socket& socket, const Greeting& greeting) {
+bool Send(const Descriptor& socket, const Greeting& greeting) {
   return send(socket.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL) == sizeof(greeting);
 }
 
@@ -325,7 +325,7 @@ bool Hear(Talk& talk) {
     talk.heard_bytes += static_cast<size_t>(std::max<ssize_t>(got, 0));
     const size_t known = std::min(talk.heard_bytes, kProtocol.size());
     if (got <= 0 || std::memcmp(bytes, kProtocol.data(), known) != 0) {
-      talk.socket = Socket();
+      talk.socket = Descriptor();
       return false;
     }
   }
@@ -339,15 +339,12 @@ class Meeting {
       : options_(options), deadline_(absl::Now() + options.limit) {}
 
   absl::StatusOr<Mesh> Run() {
-    RendezvousStore& store = *options_.store;
     const absl::StatusOr<Place> mine = OpenPlace();
-    if (!mine.ok()) return FailRendezvous(store, options_.rank, mine.status());
+    if (!mine.ok()) return FailRendezvous(options_, mine.status());
     ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                     Meet(store, options_.rank, options_.size,
-                          ProvedPlace(options_.rank, ToText(*mine), options_.secret),
-                          options_.limit, options_.say));
+                     Meet(options_, ProvedPlace(options_.rank, ToText(*mine), options_.secret)));
     const absl::Status connected = Connect(texts);
-    if (!connected.ok()) return FailRendezvous(store, options_.rank, connected);
+    if (!connected.ok()) return FailRendezvous(options_, connected);
     return std::move(mesh_);
   }
 
@@ -364,14 +361,14 @@ class Meeting {
   }
 
   // Listens at the interface that was named, else on this host alone if the ranks meet there.
-  absl::StatusOr<std::vector<Socket>> ListenFor(std::vector<std::string>& addresses) const {
+  absl::StatusOr<std::vector<Descriptor>> ListenFor(std::vector<std::string>& addresses) const {
     if (!options_.interface.empty()) return Listen(addresses);
     if (options_.toward == "localhost" || IsLoopback(options_.toward)) {
       std::erase_if(addresses, [](const std::string& address) { return !IsLoopback(address); });
       return Listen(addresses);
     }
     std::vector<std::string> every = {kEveryAddress};
-    absl::StatusOr<std::vector<Socket>> listeners = Listen(every);
+    absl::StatusOr<std::vector<Descriptor>> listeners = Listen(every);
     every = {kEveryAddressOfIpv4};
     return listeners.ok() ? std::move(listeners) : Listen(every);
   }
@@ -404,7 +401,7 @@ class Meeting {
       Turn();
       if (last && FirstMissing() < options_.size) return MissingError();
     }
-    for (const Socket& socket : mesh_.sockets) {
+    for (const Descriptor& socket : mesh_.sockets) {
       if (socket.fd() >= 0) SetOptions(socket);
     }
     return absl::OkStatus();
@@ -454,7 +451,7 @@ class Meeting {
     }
     for (Caller& caller : callers_) poll_for(caller, POLLIN);
     if (absl::Now() >= accept_again_) {
-      for (const Socket& listener : listeners_) {
+      for (const Descriptor& listener : listeners_) {
         polled.push_back({.fd = listener.fd(), .events = POLLIN, .revents = 0});
       }
     }
@@ -468,7 +465,7 @@ class Meeting {
       if (caller.ready) {
         Continue(caller);
       } else if (absl::Now() >= caller.deadline) {
-        caller.socket = Socket();
+        caller.socket = Descriptor();
       }
     }
     for (size_t i = talks.size(); i < polled.size(); ++i) {
@@ -497,7 +494,8 @@ class Meeting {
     const Place& place = places_[call.rank];
     const AddressList target = Resolve(place.addresses[call.address], place.port, AI_NUMERICHOST);
     if (target == nullptr) return HangUp(call, "not an address");
-    call.socket = Socket(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    call.socket =
+        Descriptor(socket(target->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (call.socket.fd() < 0) return HangUp(call, ErrnoText());
     call.deadline = std::min(deadline_, absl::Now() + kAnswerLimit);
     call.greeted = false;
@@ -510,7 +508,7 @@ class Meeting {
   }
 
   void HangUp(Call& call, const std::string& error) {
-    call.socket = Socket();
+    call.socket = Descriptor();
     call.errors[call.address] = error;
     call.address = (call.address + 1) % call.errors.size();
     call.begin = call.address > 0 ? absl::InfinitePast() : absl::Now() + kPause;
@@ -557,7 +555,7 @@ class Meeting {
     if (caller.rank < 0) caller.caller = caller.heard.nonce;
     const bool proved = IsProved(caller);
     if (!proved) Refuse(caller);
-    Socket socket = std::move(caller.socket);
+    Descriptor socket = std::move(caller.socket);
     if (!proved || heard.from <= options_.rank || heard.from >= options_.size ||
         mesh_.sockets[heard.from].fd() >= 0) {
       return;
@@ -572,12 +570,12 @@ class Meeting {
     for (Caller& other : callers_) {
       if (other.rank != heard.from) continue;
       if (other.attempt > heard.attempt) return;
-      other.socket = Socket();
+      other.socket = Descriptor();
     }
     caller.socket = std::move(socket);
     caller.called = Draw<Nonce>();
     if (!Say(caller, TermsOf(Word::kAnswer, options_.rank, heard.from, heard.attempt))) {
-      caller.socket = Socket();
+      caller.socket = Descriptor();
       return;
     }
     caller.deadline = absl::InfiniteFuture();  // the caller may count the connection already
@@ -598,7 +596,7 @@ class Meeting {
   // Hears each caller at once: what it has said makes no way for those behind it.
   void AcceptSome(int listener) {
     for (int i = 0; i < kAcceptsInARow; ++i) {
-      Socket made(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      Descriptor made(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (made.fd() < 0) {
         if (errno == EAGAIN) return;
         accept_error_ = ErrnoText();  // too many open files, as a rule
@@ -625,7 +623,7 @@ class Meeting {
   }
 
   // Small messages go out at once. A host that is gone without a word is noticed after 45 s.
-  static void SetOptions(const Socket& socket) {
+  static void SetOptions(const Descriptor& socket) {
     const auto set = [&](int level, int option, int value) {
       setsockopt(socket.fd(), level, option, &value, sizeof(value));
     };
@@ -638,7 +636,7 @@ class Meeting {
 
   const TcpOptions& options_;
   const absl::Time deadline_;
-  std::vector<Socket> listeners_;
+  std::vector<Descriptor> listeners_;
   std::vector<Place> places_;
   std::vector<Call> calls_;      // to ranks that are missing in the mesh
   std::vector<Caller> callers_;  // the oldest first
@@ -649,10 +647,6 @@ class Meeting {
 };
 
 }  // namespace
-
-Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
-}
 
 std::string ProvedPlace(int rank, const std::string& text, const std::string& secret) {
   const std::string stated = absl::StrCat(rank, "\t", text);

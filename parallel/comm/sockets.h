@@ -2,35 +2,18 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
-#include "parallel/comm/tcp_options.h"
+#include "parallel/base/descriptor.h"
+#include "parallel/comm/rendezvous.h"
 
 namespace deepnet {
 
-// A file descriptor that is closed with its owner; -1: none.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket();
-
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 // A connection to every other rank, not blocking, at the index of its rank.
 struct Mesh {
-  std::vector<Socket> sockets;
+  std::vector<Descriptor> sockets;
   std::vector<std::string> hosts;  // by rank, for errors
 };
 
@@ -40,7 +23,7 @@ struct Mesh {
 std::string ProvedPlace(int rank, const std::string& text, const std::string& secret);
 
 // Collective over the processes of `options`; whoever else connects meanwhile costs no time.
-// FailedPrecondition (ExitCode::kPreflight) as TcpJob::Start.
+// FailedPrecondition (ExitCode::kPreflight) as MakeTcpCommunicator.
 absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options);
 
 }  // namespace deepnet

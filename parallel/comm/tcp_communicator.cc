@@ -29,11 +29,13 @@
 #include <sys/uio.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/mutex.h"
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
+#include "parallel/comm/pending_message.h"
 #include "parallel/comm/sockets.h"
 
 namespace deepnet {
@@ -75,18 +77,15 @@ bool HasPayload(const Header& header) { return header.kind == kEager || header.k
 // The two ends of a message seen from here: group, peer (of the whole job), tag.
 using Lane = std::tuple<uint64_t, int, int>;
 
-// A message under way. All but the constants is guarded by the job's mutex.
-struct TcpMessage : Message {
+// All but the constants is guarded by the job's mutex.
+struct TcpMessage : PendingMessage {
   TcpMessage(const Message& message, uint64_t group, int world_peer)
-      : Message(message), group(group), world_peer(world_peer) {}
+      : PendingMessage(message), group(group), world_peer(world_peer) {}
 
   const uint64_t group;
   const int world_peer;
   uint64_t id = 0;          // of a send
   int64_t moved_bytes = 0;  // of a long message
-  bool finished = false;
-  absl::Status result = absl::OkStatus();
-  CondVar changed;
 
   char* data() const { return static_cast<char*>(buffer.data); }
 };
@@ -112,7 +111,7 @@ struct Arrival {
 };
 
 struct Connection {
-  Socket socket;
+  Descriptor socket;
   int peer = -1;
   absl::Status lost = absl::OkStatus();  // not OK: no connection any more
   bool writable_wanted = false;          // the kernel's buffer was full
@@ -135,8 +134,8 @@ class TcpWorld {
  public:
   TcpWorld(Mesh mesh, int rank)
       : rank_(rank), hosts_(std::move(mesh.hosts)), connections_(mesh.sockets.size()) {
-    epoll_ = Socket(epoll_create1(EPOLL_CLOEXEC));
-    stop_ = Socket(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+    stop_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     DEEPNET_CHECK(epoll_.fd() >= 0 && stop_.fd() >= 0) << std::strerror(errno);
     Watch(EPOLL_CTL_ADD, stop_.fd(), EPOLLIN, -1);
     for (size_t peer = 0; peer < connections_.size(); ++peer) {
@@ -149,6 +148,10 @@ class TcpWorld {
   }
 
   ~TcpWorld() {
+    if (joined_) {
+      if (!Alive().ok()) Abort(static_cast<int>(ExitCode::kInternal));
+      Leave();
+    }
     const uint64_t one = 1;
     DEEPNET_CHECK(write(stop_.fd(), &one, sizeof(one)) == sizeof(one));
     if (thread_.joinable()) thread_.join();
@@ -160,8 +163,8 @@ class TcpWorld {
     return absl::OkStatus();
   }
 
-  int rank() const { return rank_; }
-  int size() const { return static_cast<int>(hosts_.size()); }
+  // All ranks are connected: from now on this does not end before they leave.
+  void SetJoined() { joined_ = true; }
 
   // The message's memory belongs to the job until it is finished.
   absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer);
@@ -185,9 +188,6 @@ class TcpWorld {
     mutex_.Lock();
     End(exit_code, rank_);
   }
-
-  // Says goodbye and sleeps until every peer has, or is lost.
-  void Leave();
 
   // A group's number that no two ranks have used for another group: the largest of all that the
   // members name.
@@ -228,6 +228,7 @@ class TcpWorld {
   void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  void Leave();
   void Loop();
   void Watch(int operation, int fd, uint32_t events, int peer) {
     epoll_event event = {.events = events, .data = {.fd = peer}};
@@ -242,7 +243,8 @@ class TcpWorld {
 
   const int rank_;
   const std::vector<std::string> hosts_;
-  Socket epoll_, stop_;
+  Descriptor epoll_, stop_;
+  bool joined_ = false;
 
   Mutex mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by rank; the own one is unused
@@ -309,6 +311,7 @@ void TcpWorld::GiveUp(const MessagePtr& message) {
   Finish(message, AliveLocked());
 }
 
+// Says goodbye and sleeps until every peer has, or is lost.
 void TcpWorld::Leave() {
   const MutexLock lock(mutex_);
   for (Connection& connection : connections_) {
@@ -322,9 +325,7 @@ void TcpWorld::Leave() {
 }
 
 void TcpWorld::Finish(const MessagePtr& message, const absl::Status& result) {
-  message->result = WithPrefix(message->Text(), result);
-  message->finished = true;
-  message->changed.NotifyAll();
+  message->Finish(result);
   pending_.erase(MessagePtr(message));
 }
 
@@ -355,7 +356,7 @@ void TcpWorld::FailMessages(Connection& connection, const std::string& why) {
 
 void TcpWorld::Close(Connection& connection, const std::string& why) {
   Watch(EPOLL_CTL_DEL, connection.socket.fd(), 0, connection.peer);
-  connection.socket = Socket();
+  connection.socket = Descriptor();
   connection.frames.clear();
   FailMessages(connection, why);
 }
@@ -385,7 +386,7 @@ void TcpWorld::End(int exit_code, int rank) {
       const short events = connection.frames.empty() ? POLLIN : POLLIN | POLLOUT;
       open.push_back({.fd = fd, .events = events, .revents = 0});
       const ssize_t got = recv(fd, ignored.data(), ignored.size(), 0);
-      if (got == 0 || (got < 0 && errno != EAGAIN)) connection.socket = Socket();
+      if (got == 0 || (got < 0 && errno != EAGAIN)) connection.socket = Descriptor();
     }
     if (open.empty()) break;
     poll(open.data(), open.size(), 50);
@@ -555,7 +556,7 @@ void TcpWorld::Handle(Connection& connection) {
     }
     case kAbort:
       std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
-                   size(), static_cast<int>(header.id),
+                   static_cast<int>(hosts_.size()), static_cast<int>(header.id),
                    ShownText(hosts_[header.id % hosts_.size()]).c_str(), header.tag);
       End(header.tag, static_cast<int>(header.id));
     case kGoodbye:
@@ -628,26 +629,6 @@ void TcpWorld::Loop() {
   }
 }
 
-class TcpTransfer final : public Transfer {
- public:
-  TcpTransfer(std::shared_ptr<TcpWorld> world, MessagePtr message)
-      : world_(std::move(world)), message_(std::move(message)) {}
-
-  ~TcpTransfer() override { world_->GiveUp(message_); }
-
-  absl::Status Wait(absl::Duration limit) override {
-    if (world_->Wait(*message_, limit)) return message_->result;
-    return absl::DeadlineExceededError(
-        absl::StrCat(message_->Text(), ": not finished after ", absl::FormatDuration(limit)));
-  }
-
-  bool Done() override { return world_->Wait(*message_, absl::ZeroDuration()); }
-
- private:
-  const std::shared_ptr<TcpWorld> world_;
-  const MessagePtr message_;
-};
-
 class TcpCommunicator final : public MessageCommunicator {
  public:
   TcpCommunicator(std::shared_ptr<TcpWorld> world, uint64_t group, std::vector<int> world_ranks,
@@ -668,7 +649,7 @@ class TcpCommunicator final : public MessageCommunicator {
   TransferOr Start(const Message& message) override {
     ASSIGN_OR_RETURN(MessagePtr started,
                      world_->Start(message, group_, world_ranks_[message.peer]));
-    return std::make_unique<TcpTransfer>(world_, std::move(started));
+    return std::make_unique<PendingTransfer<TcpWorld, TcpMessage>>(world_, std::move(started));
   }
   absl::Status CheckAlive(const char*) override { return world_->Alive(); }
 
@@ -686,46 +667,27 @@ absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, 
   return std::make_unique<TcpCommunicator>(world_, part.number, std::move(part.members), part.rank);
 }
 
-TcpCommunicator WorldCommunicator(const std::shared_ptr<TcpWorld>& world) {
-  std::vector<int> ranks(world->size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return {world, /*group=*/0, std::move(ranks), world->rank()};
-}
-
-class StartedTcpJob final : public TcpJob {
- public:
-  explicit StartedTcpJob(std::shared_ptr<TcpWorld> world)
-      : world_(std::move(world)), communicator_(WorldCommunicator(world_)) {}
-
-  ~StartedTcpJob() override {
-    if (!world_->Alive().ok()) world_->Abort(static_cast<int>(ExitCode::kInternal));
-    world_->Leave();
-  }
-
-  Communicator& world() override { return communicator_; }
-
- private:
-  const std::shared_ptr<TcpWorld> world_;
-  TcpCommunicator communicator_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TcpJob>> TcpJob::Start(const TcpOptions& options) {
+absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(const TcpOptions& options) {
   ASSIGN_OR_RETURN(Mesh mesh, ConnectAll(options));
-  const auto world = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
-  if (const absl::Status begun = world->Begin(); !begun.ok()) {
-    return FailRendezvous(*options.store, options.rank, begun);
+  const auto tcp = std::make_shared<TcpWorld>(std::move(mesh), options.rank);
+  if (const absl::Status begun = tcp->Begin(); !begun.ok()) {
+    return FailRendezvous(options, begun);
   }
+  std::vector<int> ranks(options.size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto world = std::make_unique<TcpCommunicator>(tcp, /*group=*/0, std::move(ranks), options.rank);
   // Rank 0 does not let the store go before all are connected with each other, and nobody goes on.
   // Two that cannot connect say so within the limit: the others stay to hear it.
-  const absl::Status met = WorldCommunicator(world).Barrier(options.limit + kGrace);
+  const absl::Status met = world->Barrier(options.limit + kGrace);
   if (!met.ok()) {
     const std::string message(met.message());
-    return FailRendezvous(*options.store, options.rank, PreflightError(message));
+    return FailRendezvous(options, PreflightError(message));
   }
-  if (options.rank == 0) EndRendezvous(*options.store, options.size);
-  return std::make_unique<StartedTcpJob>(world);
+  if (options.rank == 0) EndRendezvous(options);
+  tcp->SetJoined();
+  return world;
 }
 
 }  // namespace deepnet

@@ -2,9 +2,9 @@
 // nothing of MPI.
 //
 // Example:
-//   ASSIGN_OR_RETURN(const auto job, TcpJob::Start({.rank = 2, .size = 4, .store = store}));
-//   const absl::Status status = Train(job->world());
-//   if (!status.ok()) job->world().Abort(static_cast<int>(GetExitCode(status)));
+//   ASSIGN_OR_RETURN(const auto world, MakeTcpCommunicator({.rank = 2, .size = 4, .store =
+//   store})); const absl::Status status = Train(*world); if (!status.ok())
+//   world->Abort(static_cast<int>(GetExitCode(status)));
 //
 // Every two ranks have one connection. A thread of the process reads them all, and sleeps while
 // nothing comes. A message of up to 64 KiB is sent at once; a longer one when the peer has asked
@@ -17,25 +17,18 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tcp_options.h"
+#include "parallel/comm/rendezvous.h"
 
 namespace deepnet {
 
-// The connections of this process.
-class TcpJob {
- public:
-  // Collective over `size` processes. FailedPrecondition (ExitCode::kPreflight), naming the rank
-  // and its host: as Meet (rendezvous.h), or where two ranks cannot connect or have unlike secrets.
-  static absl::StatusOr<std::unique_ptr<TcpJob>> Start(const TcpOptions& options);
-
-  // Collective: returns when every rank has come here, or is lost. Its communicators are gone by
-  // then. If a transfer was given up, this ends the job as Abort(kInternal) does.
-  virtual ~TcpJob() = default;
-
-  // All ranks of the job. A peer whose process ends without having come to ~TcpJob is lost:
-  // Unavailable, at once (ExitCode::kPeerLost). After Abort by any rank every process ends with its
-  // exit code.
-  virtual Communicator& world() = 0;
-};
+// Collective over `size` processes; returns all ranks of the job. FailedPrecondition
+// (ExitCode::kPreflight), naming the rank and its host: as Meet (rendezvous.h), or where two ranks
+// cannot connect or have unlike secrets.
+//
+// Its end is collective too: it returns when every rank has come there, or is lost. The
+// communicators that Split made are gone by then. If a transfer was given up, it ends the job as
+// Abort(kInternal) does. A peer whose process ends without having come there is lost: Unavailable,
+// at once (ExitCode::kPeerLost). After Abort by any rank every process ends with its exit code.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(const TcpOptions& options);
 
 }  // namespace deepnet

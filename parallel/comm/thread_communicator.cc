@@ -15,53 +15,51 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/mutex.h"
-#include "parallel/base/status_macros.h"
+#include "parallel/comm/pending_message.h"
 
 namespace deepnet {
 namespace {
 
 using Message = MessageCommunicator::Message;
 
-enum class State { kWaiting, kCopying, kDone, kSizesDiffer, kEnded };
-
 // One message as one rank asked for it. Guarded by the world's mutex, except for the memory while
-// kCopying.
-struct Post : Message {
-  explicit Post(const Message& message) : Message(message) {}
+// it is copied.
+struct Post : PendingMessage {
+  Post(const Message& message, int world_rank) : PendingMessage(message), world_rank(world_rank) {}
 
-  State state = State::kWaiting;
-  int64_t peer_bytes = 0;  // where kSizesDiffer
-  CondVar changed;
-
-  bool Finished() const { return state != State::kWaiting && state != State::kCopying; }
+  const int world_rank;  // of the rank that asked
+  bool copying = false;
 };
 
 // The state that all ranks of the job share.
 struct World {
   Mutex mutex;
-  // All posts in kWaiting, so that the end can reach them.
+  // All posts without a partner, so that the end can reach them.
   std::set<Post*> waiting ABSL_GUARDED_BY(mutex);
-  bool ended ABSL_GUARDED_BY(mutex) = false;
-  int exit_code ABSL_GUARDED_BY(mutex) = 0;
-  std::string ended_by ABSL_GUARDED_BY(mutex);
+  absl::Status ended ABSL_GUARDED_BY(mutex);  // OK: not yet
 
   // The first end counts.
-  void End(std::string who, int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (ended) return;
-    ended = true;
-    exit_code = code;
-    ended_by = std::move(who);
-    for (Post* post : waiting) {
-      post->state = State::kEnded;
-      post->changed.NotifyAll();
-    }
+  void End(const std::string& who, int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (!ended.ok()) return;
+    ended =
+        WithExitCode(absl::AbortedError(absl::StrCat(who, ", the job ends with exit code ", code)),
+                     static_cast<ExitCode>(code));
+    for (Post* post : waiting) post->Finish(ended);
     waiting.clear();
   }
 
-  absl::Status EndedStatus(const std::string& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    return WithExitCode(absl::AbortedError(absl::StrCat(
-                            call, ": ", ended_by, ", the job ends with exit code ", exit_code)),
-                        static_cast<ExitCode>(exit_code));
+  bool Wait(Post& post, absl::Duration limit) {
+    const MutexLock lock(mutex);
+    return post.changed.WaitFor(mutex, limit, [&] { return post.finished; });
+  }
+
+  // A peer that copies at this moment is waited for: the memory may be freed afterwards.
+  void GiveUp(const std::shared_ptr<Post>& post) {
+    const MutexLock lock(mutex);
+    post->changed.Wait(mutex, [&] { return !post->copying || post->finished; });
+    if (post->finished) return;
+    End(absl::StrCat("rank ", post->world_rank, " gave up ", post->Text()),
+        static_cast<int>(ExitCode::kInternal));
   }
 };
 
@@ -78,48 +76,6 @@ struct Group {
   std::vector<int> world_ranks;                             // of the members, in this group's order
   std::map<Lane, std::deque<std::shared_ptr<Post>>> lanes;  // in order; all of one kind; none empty
   std::map<std::pair<int, int>, Child> children;            // by (number of the split, colour)
-};
-
-class ThreadTransfer final : public Transfer {
- public:
-  ThreadTransfer(std::shared_ptr<Group> group, std::shared_ptr<Post> post, int world_rank)
-      : group_(std::move(group)),
-        world_(*group_->world),
-        post_(std::move(post)),
-        world_rank_(world_rank) {}
-
-  // A peer that copies at this moment is waited for: the memory may be freed afterwards.
-  ~ThreadTransfer() override {
-    const MutexLock lock(world_.mutex);
-    post_->changed.Wait(world_.mutex, [&] { return post_->state != State::kCopying; });
-    if (post_->state == State::kWaiting) {
-      world_.End(absl::StrCat("rank ", world_rank_, " gave up ", post_->Text()),
-                 static_cast<int>(ExitCode::kInternal));
-    }
-  }
-
-  absl::Status Wait(absl::Duration limit) override {
-    const MutexLock lock(world_.mutex);
-    if (!post_->changed.WaitFor(world_.mutex, limit, [&] { return post_->Finished(); })) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(post_->Text(), ": not finished after ", absl::FormatDuration(limit)));
-    }
-    if (post_->state == State::kEnded) return world_.EndedStatus(post_->Text());
-    if (post_->state == State::kDone) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(post_->Text(), ": the peer states ", post_->peer_bytes, " B"));
-  }
-
-  bool Done() override {
-    const MutexLock lock(world_.mutex);
-    return post_->Finished();
-  }
-
- private:
-  const std::shared_ptr<Group> group_;  // keeps the world
-  World& world_;
-  const std::shared_ptr<Post> post_;
-  const int world_rank_;
 };
 
 class ThreadCommunicator final : public MessageCommunicator {
@@ -145,7 +101,7 @@ class ThreadCommunicator final : public MessageCommunicator {
 
   absl::Status CheckAlive(const char* call) override {
     const MutexLock lock(world_.mutex);
-    return world_.ended ? world_.EndedStatus(call) : absl::OkStatus();
+    return WithPrefix(call, world_.ended);
   }
 
   const std::shared_ptr<Group> group_;
@@ -156,29 +112,31 @@ class ThreadCommunicator final : public MessageCommunicator {
 
 Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
   const auto& [kind, buffer, peer, tag] = message;
-  const auto post = std::make_shared<Post>(message);
+  const auto post = std::make_shared<Post>(message, group_->world_ranks[rank_]);
   const bool sends = kind == Message::Kind::kSend;
   std::shared_ptr<Post> partner;
   {
     const MutexLock lock(world_.mutex);
-    if (world_.ended) return world_.EndedStatus(post->Text());
+    if (!world_.ended.ok()) return WithPrefix(post->Text(), world_.ended);
     partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
   }
   if (partner != nullptr) {
     const Buffer& from = sends ? buffer : partner->buffer;
     const Buffer& to = sends ? partner->buffer : buffer;
     if (from.bytes == to.bytes && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
-    const State result = from.bytes == to.bytes ? State::kDone : State::kSizesDiffer;
+    const auto result = [&](const Buffer& peers) {
+      return from.bytes == to.bytes
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError(absl::StrCat("the peer states ", peers.bytes, " B"));
+    };
     const MutexLock lock(world_.mutex);
-    post->peer_bytes = partner->buffer.bytes;
-    partner->peer_bytes = buffer.bytes;
-    post->state = partner->state = result;
-    partner->changed.NotifyAll();
+    post->Finish(result(partner->buffer));
+    partner->Finish(result(buffer));
   }
-  return std::make_unique<ThreadTransfer>(group_, post, group_->world_ranks[rank_]);
+  return std::make_unique<PendingTransfer<World, Post>>(group_->world, post);
 }
 
-// The oldest post of the other side, both now kCopying; or null, and `post` waits in the lane.
+// The oldest post of the other side, which is now copied; or null, and `post` waits in the lane.
 std::shared_ptr<Post> ThreadCommunicator::MatchPartner(const std::shared_ptr<Post>& post,
                                                        const Group::Lane& lane) {
   auto& posts = group_->lanes[lane];
@@ -191,7 +149,7 @@ std::shared_ptr<Post> ThreadCommunicator::MatchPartner(const std::shared_ptr<Pos
   posts.pop_front();
   if (posts.empty()) group_->lanes.erase(lane);
   world_.waiting.erase(partner.get());
-  post->state = partner->state = State::kCopying;
+  partner->copying = true;
   return partner;
 }
 

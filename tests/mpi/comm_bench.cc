@@ -137,8 +137,8 @@ int RunAsThreads() {
 int Run() {
   const auto job = JoinJob();
   DEEPNET_CHECK(job.ok()) << job.status();
-  if ((*job)->world().size() == 1) return RunAsThreads();
-  Measure((*job)->world());
+  if ((*job)->size() == 1) return RunAsThreads();
+  Measure(**job);
   return 0;
 }
 

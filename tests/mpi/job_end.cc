@@ -100,8 +100,8 @@ int Run(const std::string& how) {
     return static_cast<int>(GetExitCode(job.status()));
   }
   if (how == "join") return 0;
-  const absl::Status status = EndBadly((*job)->world(), how);
-  std::fprintf(stderr, "rank %d: %s\n", (*job)->world().rank(), status.ToString().c_str());
+  const absl::Status status = EndBadly(**job, how);
+  std::fprintf(stderr, "rank %d: %s\n", (*job)->rank(), status.ToString().c_str());
   return 0;  // a mistake that the end of the job must show
 }
 

@@ -21,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 
 void StartsOnceInAProcess() {
-  const auto second = MpiJob::Start();
+  const auto second = MakeMpiCommunicator();
   EXPECT_EQ(GetExitCode(second.status()), ExitCode::kPreflight);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("before"));
 }

@@ -73,5 +73,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", job.status().ToString().c_str());
     return static_cast<int>(deepnet::GetExitCode(job.status()));
   }
-  return deepnet::RunOnAllRanks((*job)->world());
+  return deepnet::RunOnAllRanks(**job);
 }

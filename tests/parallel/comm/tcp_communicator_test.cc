@@ -155,7 +155,8 @@ struct Process {
   std::string secret = kSecret;
 };
 
-// Returns what TcpJob::Start does in each of `processes`; `body` runs in those that are started.
+// Returns what MakeTcpCommunicator does in each of `processes`; `body` runs in those that are
+// started.
 std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
                                    const std::vector<Process>& processes,
                                    const std::function<absl::Status(Communicator&)>& body,
@@ -172,8 +173,8 @@ std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
       options.store = seen;
       options.limit = limit;
       options.secret = processes[i].secret;
-      const auto job = TcpJob::Start(options);
-      statuses[i] = job.ok() ? body((*job)->world()) : job.status();
+      const auto job = MakeTcpCommunicator(options);
+      statuses[i] = job.ok() ? body(**job) : job.status();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -209,26 +210,26 @@ sockaddr_in Loopback(int port) {
   return address;
 }
 
-Socket ConnectTo(int port) {
-  Socket made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor ConnectTo(int port) {
+  Descriptor made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = Loopback(port);
   EXPECT_EQ(connect(made.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   return made;
 }
 
-void SendText(const Socket& socket, const std::string& text) {
+void SendText(const Descriptor& socket, const std::string& text) {
   EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL), text.size());
 }
 
 // Returns what comes first, empty at the end of the connection.
-std::string ReceiveText(const Socket& socket) {
+std::string ReceiveText(const Descriptor& socket) {
   std::array<char, 4096> text;
   const ssize_t got = recv(socket.fd(), text.data(), text.size(), 0);
   return {text.data(), static_cast<size_t>(std::max<ssize_t>(got, 0))};
 }
 
 // The peer has closed it, or does within `limit`.
-bool EndsWithin(const Socket& socket, absl::Duration limit) {
+bool EndsWithin(const Descriptor& socket, absl::Duration limit) {
   pollfd entry = {.fd = socket.fd(), .events = POLLIN, .revents = 0};
   return poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(limit))) > 0 &&
          ReceiveText(socket).empty();
@@ -253,34 +254,34 @@ class OpenFileLimit {
 
 // The limit under which `count` more files can be opened.
 rlim_t RoomFor(int count) {
-  std::vector<Socket> opened;
+  std::vector<Descriptor> opened;
   for (int i = 0; i <= count; ++i) opened.emplace_back(dup(STDIN_FILENO));
   return opened.back().fd();
 }
 
 // Connects to each of the job's ports as soon as it is known, before any rank can.
-using Visit = std::function<void(int port, std::vector<Socket>& visitors)>;
+using Visit = std::function<void(int port, std::vector<Descriptor>& visitors)>;
 
-void Idle(int port, std::vector<Socket>& visitors) {
+void Idle(int port, std::vector<Descriptor>& visitors) {
   for (int i = 0; i < 400; ++i) visitors.push_back(ConnectTo(port));
 }
 
-void Scan(int port, std::vector<Socket>&) {
+void Scan(int port, std::vector<Descriptor>&) {
   for (int i = 0; i < 400; ++i) {
-    const Socket socket = ConnectTo(port);
+    const Descriptor socket = ConnectTo(port);
     const linger reset = {.l_onoff = i % 2, .l_linger = 0};
     setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   }
 }
 
-void Probe(int port, std::vector<Socket>& visitors) {
+void Probe(int port, std::vector<Descriptor>& visitors) {
   for (int i = 0; i < 100; ++i) {
     visitors.push_back(ConnectTo(port));
     SendText(visitors.back(), "GET /healthz HTTP/1.1\r\n\r\n");
   }
 }
 
-void SayHalfAHello(int port, std::vector<Socket>& visitors) {
+void SayHalfAHello(int port, std::vector<Descriptor>& visitors) {
   for (int i = 0; i < 100; ++i) {
     visitors.push_back(ConnectTo(port));
     SendText(visitors.back(), std::string("deepnet3") + std::string(i % 24, '\0'));
@@ -288,7 +289,7 @@ void SayHalfAHello(int port, std::vector<Socket>& visitors) {
   }
 }
 
-void SayNonsense(int port, std::vector<Socket>& visitors) {
+void SayNonsense(int port, std::vector<Descriptor>& visitors) {
   for (int i = 0; i < 100; ++i) {
     visitors.push_back(ConnectTo(port));
     SendText(visitors.back(), i % 2 == 1 ? std::string(1 << 16, static_cast<char>(i))
@@ -323,11 +324,13 @@ class Relay {
     };
   }
 
-  Socket Accept() { return Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)); }
-  Socket Call() { return ConnectTo(called_port_); }
+  Descriptor Accept() {
+    return Descriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+  Descriptor Call() { return ConnectTo(called_port_); }
 
   // Until one side has closed.
-  static void Forward(const Socket& a, const Socket& b) {
+  static void Forward(const Descriptor& a, const Descriptor& b) {
     while (a.fd() >= 0 && b.fd() >= 0) {
       std::array<pollfd, 2> entries = {pollfd{.fd = a.fd(), .events = POLLIN, .revents = 0},
                                        pollfd{.fd = b.fd(), .events = POLLIN, .revents = 0}};
@@ -342,7 +345,7 @@ class Relay {
   }
 
  private:
-  const Socket listener_;
+  const Descriptor listener_;
   int port_ = 0;
   std::atomic<int> called_port_ = 0;
 };
@@ -490,7 +493,7 @@ TEST(TcpJob, LeavesTheStoreAsItWasForTheNextJob) {
 TEST(TcpJob, DoesNotStartWithoutAThread) {
   const auto store = std::make_shared<MemoryStore>();
   const testing::ThreadLimit none(0);
-  const auto job = TcpJob::Start({.rank = 0, .size = 1, .store = store});
+  const auto job = MakeTcpCommunicator({.rank = 0, .size = 1, .store = store});
   EXPECT_EQ(GetExitCode(job.status()), ExitCode::kDoesNotFit) << job.status();
 }
 
@@ -545,7 +548,7 @@ TEST(TcpJob, StrangersThatConnectHoldNobodyUp) {
   const auto start = [](int num_ranks, const Visit& visit) {
     const auto store = std::make_shared<MemoryStore>();
     std::mutex mutex;
-    std::vector<Socket> visitors;
+    std::vector<Descriptor> visitors;
     store->on_place = [&](int, const std::string& place) {
       const std::lock_guard lock(mutex);
       visit(PortIn(place), visitors);
@@ -562,7 +565,7 @@ TEST(TcpJob, StrangersThatConnectHoldNobodyUp) {
                                                {"half a hello", SayHalfAHello},
                                                {"nonsense", SayNonsense}};
   for (const int num_ranks : {2, 4}) {
-    const absl::Duration alone = start(num_ranks, [](int, std::vector<Socket>&) {});
+    const absl::Duration alone = start(num_ranks, [](int, std::vector<Descriptor>&) {});
     for (const auto& [name, visit] : visits) {
       ASSERT_LT(start(num_ranks, visit), alone + absl::Seconds(2)) << name << ", " << num_ranks;
     }
@@ -576,13 +579,13 @@ TEST(TcpJob, StrangersThatSpeakSlowlyHoldNobodyUp) {
   std::vector<std::thread> visitors;
   std::mutex mutex;
   store->on_place = [&](int, const std::string& place) {
-    std::vector<Socket> sockets;
+    std::vector<Descriptor> sockets;
     for (int i = 0; i < 20; ++i) sockets.push_back(ConnectTo(PortIn(place)));
     const std::lock_guard lock(mutex);
     visitors.emplace_back([&joined, sockets = std::move(sockets)] {
       const std::string hello = std::string("deepnet3") + std::string(24, '\0');
       for (size_t i = 0; !joined; ++i) {
-        const Socket& socket = sockets[i % sockets.size()];
+        const Descriptor& socket = sockets[i % sockets.size()];
         send(socket.fd(), &hello[i / sockets.size() % hello.size()], 1, MSG_NOSIGNAL);
         pollfd pause = {.fd = socket.fd(), .events = 0, .revents = 0};
         poll(&pause, 1, 1);
@@ -601,10 +604,10 @@ TEST(TcpJob, ACallThatWasGivenUpDoesNotCount) {
   Relay relay;
   std::thread relaying([&] {
     {
-      const Socket caller = relay.Accept(), called = relay.Call();
+      const Descriptor caller = relay.Accept(), called = relay.Call();
       SendText(called, ReceiveText(caller));
     }
-    const Socket caller = relay.Accept(), called = relay.Call();
+    const Descriptor caller = relay.Accept(), called = relay.Call();
     Relay::Forward(caller, called);
   });
   ExpectAllOk(StartAll(
@@ -617,14 +620,14 @@ TEST(TcpJob, ACallThatWasGivenUpDoesNotCount) {
 TEST(TcpJob, AnOlderCallThatIsHeardLaterDoesNotReplaceTheNewer) {
   Relay relay;
   std::thread relaying([&] {
-    Socket caller = relay.Accept();
+    Descriptor caller = relay.Accept();
     const std::string first = ReceiveText(caller);
-    caller = Socket();
+    caller = Descriptor();
     caller = relay.Accept();
-    const Socket called = relay.Call();
+    const Descriptor called = relay.Call();
     SendText(called, ReceiveText(caller));
     const std::string answer = ReceiveText(called);
-    const Socket late = relay.Call();
+    const Descriptor late = relay.Call();
     SendText(late, first);
     EXPECT_TRUE(EndsWithin(late, kSoon));
     SendText(caller, answer);
@@ -662,8 +665,8 @@ TEST(TcpJob, WhoDoesNotKnowTheSecretTakesNoRanksPlace) {
   Relay relay;
   Refusals refusals;
   std::thread relaying([&] {
-    Socket caller = relay.Accept();
-    Socket called = relay.Call();
+    Descriptor caller = relay.Accept();
+    Descriptor called = relay.Call();
     const std::string hello = ReceiveText(caller);
     SendText(called, hello.substr(0, hello.size() - 1) + static_cast<char>(hello.back() ^ 1));
     EXPECT_TRUE(EndsWithin(called, absl::Seconds(3)));
@@ -688,7 +691,7 @@ TEST(TcpJob, WhatWasOverheardProvesNothing) {
   Relay relay;
   Refusals refusals;
   std::thread relaying([&] {
-    const Socket caller = relay.Accept(), called = relay.Call(), again = relay.Call();
+    const Descriptor caller = relay.Accept(), called = relay.Call(), again = relay.Call();
     const std::string hello = ReceiveText(caller);
     SendText(called, hello);
     SendText(caller, ReceiveText(called));
@@ -710,14 +713,14 @@ TEST(TcpJob, WhatWasOverheardProvesNothing) {
 TEST(TcpJob, AFewOfTheStrangersThatAreRefusedAreNamed) {
   const auto store = std::make_shared<MemoryStore>();
   Refusals refusals;
-  std::vector<Socket> strangers;
+  std::vector<Descriptor> strangers;
   store->on_place = [&](int rank, const std::string& place) {
     for (int i = 0; i < 12 && rank == 0; ++i) {
       SendText(strangers.emplace_back(ConnectTo(PortIn(place))), "deepnet3" + std::string(72, 'x'));
     }
   };
   const Edit wait = [&](std::vector<std::string>&) {
-    for (const Socket& stranger : strangers) EXPECT_TRUE(EndsWithin(stranger, kSoon));
+    for (const Descriptor& stranger : strangers) EXPECT_TRUE(EndsWithin(stranger, kSoon));
   };
   ExpectAllOk(StartAll(store, {{0, 2}, {1, 2, wait}}, Nothing, kSoon, refusals.Options()));
   EXPECT_THAT(refusals.heard(), AllOf(SizeIs(8), Each(kRefusedHere)));
@@ -761,7 +764,7 @@ TEST(TcpJob, OnlyTheJobsInterfaceIsListenedTo) {
     const auto store = std::make_shared<MemoryStore>();
     std::atomic<int> heard = 0;
     store->on_place = [&](int, const std::string& place) {
-      const Socket made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const Descriptor made(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
       sockaddr_in address = Loopback(PortIn(place));
       address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
       heard +=
@@ -788,7 +791,7 @@ TEST(TcpJob, OnlyTheJobsInterfaceIsListenedTo) {
 TEST(TcpJob, OfManyStrangersTheOldestAreSentAwayAndTheOthersSoon) {
   const OpenFileLimit limit(4096);
   const auto store = std::make_shared<MemoryStore>();
-  std::vector<Socket> visitors;
+  std::vector<Descriptor> visitors;
   store->on_place = [&](int rank, const std::string& place) {
     if (rank == 0) Idle(PortIn(place), visitors);
   };
@@ -805,7 +808,7 @@ TEST(TcpJob, OfManyStrangersTheOldestAreSentAwayAndTheOthersSoon) {
 TEST(TcpJob, StrangersThatTakeAllOpenFilesHoldNobodyUp) {
   const auto store = std::make_shared<MemoryStore>();
   std::mutex mutex;
-  std::vector<Socket> visitors;
+  std::vector<Descriptor> visitors;
   std::unique_ptr<OpenFileLimit> limit;
   store->on_place = [&](int, const std::string& place) {
     const std::lock_guard lock(mutex);
@@ -828,7 +831,7 @@ TEST(TcpJob, WithoutOpenFilesARankWaitsAsleepAndSaysSo) {
   const auto store = std::make_shared<MemoryStore>();
   const std::string place = "h3 process 77\th3\t41233\t5\tdeepnet3\t127.0.0.1";
   ASSERT_TRUE(store->Set("rank/1", absl::StrCat("2\t", ProvedPlace(1, place, ""))).ok());
-  std::vector<Socket> visitors;
+  std::vector<Descriptor> visitors;
   std::unique_ptr<OpenFileLimit> limit;
   store->on_place = [&](int, const std::string& mine) {
     for (int i = 0; i < 40; ++i) visitors.push_back(ConnectTo(PortIn(mine)));

@@ -1,0 +1,55 @@
+// A message under way in a backend, and the transfer that waits for it.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "parallel/base/exit_code.h"
+#include "parallel/base/mutex.h"
+#include "parallel/comm/communicator.h"
+
+namespace deepnet {
+
+// The backend's mutex guards the fields; when it is finished they change no more.
+struct PendingMessage : MessageCommunicator::Message {
+  explicit PendingMessage(const Message& message) : Message(message) {}
+
+  void Finish(const absl::Status& status) {
+    result = WithPrefix(Text(), status);
+    finished = true;
+    changed.NotifyAll();
+  }
+
+  bool finished = false;
+  absl::Status result;
+  CondVar changed;
+};
+
+// `Backend` has Wait, which sleeps until a message is finished, or for a time, and returns whether
+// it is; and GiveUp, which takes the message's memory back.
+template <typename Backend, typename Message>
+class PendingTransfer final : public Transfer {
+ public:
+  PendingTransfer(std::shared_ptr<Backend> backend, std::shared_ptr<Message> message)
+      : backend_(std::move(backend)), message_(std::move(message)) {}
+
+  ~PendingTransfer() override { backend_->GiveUp(message_); }
+
+  absl::Status Wait(absl::Duration limit) override {
+    if (backend_->Wait(*message_, limit)) return message_->result;
+    return absl::DeadlineExceededError(
+        absl::StrCat(message_->Text(), ": not finished after ", absl::FormatDuration(limit)));
+  }
+
+  bool Done() override { return backend_->Wait(*message_, absl::ZeroDuration()); }
+
+ private:
+  const std::shared_ptr<Backend> backend_;
+  const std::shared_ptr<Message> message_;
+};
+
+}  // namespace deepnet
