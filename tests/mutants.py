@@ -84,10 +84,10 @@ MUTANTS = {
     "moments-are-not-in-the-memory-of-a-job": (
         "launch/commands/sbatch.cc", "memory.weights() + memory.moments()", "memory.weights()", "launch_plan_test"),
     "what-a-lost-peer-sent-is-lost": (
-        TCP, "  if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before\n"
-        "  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n",
-        "  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n"
-        "  if (!sends && MatchArrived(started)) return started;\n", TCP_TEST),
+        TCP, "    if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before\n"
+        "    if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n",
+        "    if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n"
+        "    if (!sends && MatchArrived(started)) return started;\n", TCP_TEST),
     "a-loss-takes-whole-messages-too": (
         TCP, "return arrival.offered; });", "return arrival.offered || true; });", TCP_TEST),
     "half-a-frame-stands-before-the-abort": (
@@ -95,7 +95,7 @@ MUTANTS = {
         "ctest tcp_job_end_busy job_end"),
     "groups-are-in-reverse-order": (
         "parallel/comm/communicator.cc", "wishes[a].key < wishes[b].key", "wishes[a].key > wishes[b].key", TCP_TEST),
-    "groups-share-their-number": (TCP, "  world_->ReserveGroup(part.number);\n", "", TCP_TEST),
+    "groups-share-their-number": (TCP, "    world_->ReserveGroup(part.number);\n", "", TCP_TEST),
     "the-smallest-work-is-dealt-first": (
         DATA + "prepare/parts.cc", "return costs[a] > costs[b];", "return costs[a] < costs[b];", PARTS),
     "earlier-pairs-begin-behind-dropped-lines": (

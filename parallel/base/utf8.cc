@@ -1,5 +1,6 @@
 #include "parallel/base/utf8.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/str_format.h"
@@ -48,20 +49,17 @@ bool IsEscapedByte(char32_t c) { return c >= kEscapedByte && c <= kEscapedByte +
 
 using CharTest = bool (*)(char32_t c);
 
-// Bytes of the character that ends `text` if it is one of `is_end`, or 0.
-size_t TrailingBytes(std::string_view text, CharTest is_end) {
-  size_t start = text.size();
-  while (start > 0 && text.size() - start < 3) {
-    --start;
-    if ((static_cast<unsigned char>(text[start]) & 0xC0) != 0x80) break;
-  }
-  if (start == text.size()) return 0;
-  const Decoded last = DecodeFirst(text.substr(start));
-  return start + last.bytes == text.size() && is_end(last.code_point) ? last.bytes : 0;
-}
-
 std::string_view StripTrailing(std::string_view text, CharTest is_end) {
-  while (const size_t bytes = TrailingBytes(text, is_end)) text.remove_suffix(bytes);
+  while (!text.empty()) {
+    size_t start = text.size() - 1;
+    while (start > 0 && text.size() - start < 3 &&
+           (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) {
+      --start;
+    }
+    const Decoded last = DecodeFirst(text.substr(start));
+    if (start + last.bytes != text.size() || !is_end(last.code_point)) break;
+    text = text.substr(0, start);
+  }
   return text;
 }
 
@@ -94,10 +92,8 @@ bool IsIgnorable(char32_t c) {
       {0xFFA0, 0xFFA0},   {0xFFF0, 0xFFF8}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A},
       {0xE0000, 0xE0FFF},
   };
-  for (const Range& range : kRanges) {
-    if (c >= range.first && c <= range.last) return true;
-  }
-  return false;
+  return std::ranges::any_of(
+      kRanges, [c](const Range& range) { return c >= range.first && c <= range.last; });
 }
 
 std::string Shown(std::string_view text, std::string_view kept) {

@@ -98,14 +98,12 @@ class Heartbeat {
 // A communicator whose calls beat, as do those of the groups that Split makes. A wait beats when it
 // ends well.
 //
-// With a finite `comm_timeout`, nobody waits for ever on it: waits without a limit, those inside
-// Barrier, sums and the functions of agreement.h included, fail after
-// comm_timeout with DeadlineExceeded and ExitCode::kHang, and waits whose peer is gone with
-// Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the rank, its
-// phase and its action. Waits that state a limit keep it: DeadlineExceeded comes back, and the
-// transfer can be waited for again. Dropping it instead ends the job with ExitCode::kHang. What is
-// late is said together with the Heartbeat's suspect: a collective of a backend need not know which
-// rank has not come.
+// Waits without a limit, those inside Barrier, sums and the functions of agreement.h included, fail
+// after a finite `comm_timeout` with DeadlineExceeded and ExitCode::kHang, and waits whose peer is
+// gone with Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the
+// rank, its phase and its action, and what is late with the Heartbeat's suspect: a backend need not
+// know which rank has not come to a collective. Waits that state a limit keep it; dropping such a
+// transfer after DeadlineExceeded, instead of waiting again, ends the job with ExitCode::kHang.
 class MonitoredCommunicator final : public Communicator {
  public:
   // `inner` and `heartbeat` outlive this and the groups that Split makes.

@@ -14,7 +14,7 @@
 namespace deepnet {
 namespace {
 
-constexpr int kClockTag = 0, kReachTag = 1, kPingTag = 2, kPongTag = 3, kRingTag = 4;
+constexpr int kReachTag = 0, kPingTag = 1, kRingTag = 2;
 constexpr int kRoundTrips = 8;
 constexpr int kPings = 20;
 constexpr int kLongMessages = 3;
@@ -30,7 +30,7 @@ absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration 
 }
 
 // Waits for a message of `peer`; the end of `limit` becomes an error that names it.
-absl::Status WaitFor(Communicator& comm, Communicator::TransferOr& transfer, int peer,
+absl::Status WaitFor(Communicator& comm, Communicator::TransferOr transfer, int peer,
                      absl::Duration limit) {
   RETURN_IF_ERROR(transfer.status());
   absl::Status status = (*transfer)->Wait(limit);
@@ -38,16 +38,23 @@ absl::Status WaitFor(Communicator& comm, Communicator::TransferOr& transfer, int
   return NoWay(comm, absl::StrCat("rank ", peer), limit);
 }
 
-absl::Status SendOne(Communicator& comm, const Buffer& buffer, int peer, int tag,
-                     absl::Duration limit) {
-  auto sent = comm.Send(buffer, peer, tag);
-  return WaitFor(comm, sent, peer, limit);
+absl::Status Receive(Communicator& comm, const Buffer& buffer, int peer, absl::Duration limit) {
+  return WaitFor(comm, comm.Receive(buffer, peer, kPingTag), peer, limit);
 }
 
-absl::Status ReceiveOne(Communicator& comm, const Buffer& buffer, int peer, int tag,
-                        absl::Duration limit) {
-  auto received = comm.Receive(buffer, peer, tag);
-  return WaitFor(comm, received, peer, limit);
+absl::Status Send(Communicator& comm, const Buffer& buffer, int peer, absl::Duration limit) {
+  return WaitFor(comm, comm.Send(buffer, peer, kPingTag), peer, limit);
+}
+
+// Returns the seconds from the start of a message of `question` until the peer's `answer` is here.
+absl::StatusOr<double> Ask(Communicator& comm, int peer, const Buffer& question,
+                           const Buffer& answer, absl::Duration limit) {
+  const double start = SecondsNow();
+  ASSIGN_OR_RETURN(const auto sent, comm.Send(question, peer, kPingTag));
+  RETURN_IF_ERROR(Receive(comm, answer, peer, limit));
+  const double seconds = SecondsNow() - start;
+  RETURN_IF_ERROR(sent->Wait(limit));
+  return seconds;
 }
 
 // One side of a clock comparison: rank 0 asks, the peer answers with its time.
@@ -56,15 +63,11 @@ absl::StatusOr<double> AskOffset(Communicator& comm, int peer, const std::functi
   double shortest = std::numeric_limits<double>::infinity(), offset = 0.0;
   for (int trip = 0; trip < kRoundTrips; ++trip) {
     double theirs = 0.0, asked = clock();
-    const double start = SecondsNow();
-    ASSIGN_OR_RETURN(const auto question,
-                     comm.Send(Buffer::Of(std::span(&asked, 1)), peer, kClockTag));
-    RETURN_IF_ERROR(ReceiveOne(comm, Buffer::Of(std::span(&theirs, 1)), peer, kClockTag, limit));
-    const double trip_seconds = SecondsNow() - start;
-    RETURN_IF_ERROR(question->Wait(limit));
-    if (trip_seconds >= shortest) continue;
-    shortest = trip_seconds;
-    offset = theirs - (asked + trip_seconds / 2);
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, Buffer::Of(std::span(&asked, 1)),
+                                               Buffer::Of(std::span(&theirs, 1)), limit));
+    if (seconds >= shortest) continue;
+    shortest = seconds;
+    offset = theirs - (asked + seconds / 2);
   }
   return offset;
 }
@@ -72,12 +75,12 @@ absl::StatusOr<double> AskOffset(Communicator& comm, int peer, const std::functi
 absl::Status AnswerOffset(Communicator& comm, const std::function<double()>& clock,
                           absl::Duration limit) {
   for (int trip = 0; trip < kRoundTrips; ++trip) {
-    double question = 0.0;
+    double time = 0.0;
     // The first question comes after rank 0 has asked all ranks before this one.
     const absl::Duration patience = limit * (trip == 0 ? comm.size() : 1);
-    RETURN_IF_ERROR(ReceiveOne(comm, Buffer::Of(std::span(&question, 1)), 0, kClockTag, patience));
-    double now = clock();
-    RETURN_IF_ERROR(SendOne(comm, Buffer::Of(std::span(&now, 1)), 0, kClockTag, limit));
+    RETURN_IF_ERROR(Receive(comm, Buffer::Of(std::span(&time, 1)), 0, patience));
+    time = clock();
+    RETURN_IF_ERROR(Send(comm, Buffer::Of(std::span(&time, 1)), 0, limit));
   }
   return absl::OkStatus();
 }
@@ -127,29 +130,18 @@ struct PingMemory {
   Buffer few() const { return Part(small->buffer(), 0, 8); }
 };
 
-// Seconds from the start of a message of `buffer` until the peer's answer of a few bytes is here.
-absl::StatusOr<double> Ask(Communicator& comm, int peer, const Buffer& buffer,
-                           const PingMemory& memory, absl::Duration limit) {
-  const double start = SecondsNow();
-  ASSIGN_OR_RETURN(const auto ping, comm.Send(buffer, peer, kPingTag));
-  RETURN_IF_ERROR(ReceiveOne(comm, memory.few(), peer, kPongTag, limit));
-  const double seconds = SecondsNow() - start;
-  RETURN_IF_ERROR(ping->Wait(limit));
-  return seconds;
-}
-
 absl::StatusOr<LinkRate> MeasureOne(Communicator& comm, int peer, const PingMemory& memory,
                                     absl::Duration limit) {
   constexpr double kForever = std::numeric_limits<double>::infinity();
   LinkRate rate{.from = comm.rank(), .to = peer, .latency_seconds = kForever};
   for (int i = 0; i < kPings; ++i) {
-    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, memory.few(), memory, limit));
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, memory.few(), memory.few(), limit));
     rate.latency_seconds = std::min(rate.latency_seconds, seconds / 2);
   }
   double best = kForever;
   const Buffer large = memory.large->buffer();
   for (int i = 0; i < kLongMessages; ++i) {
-    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, large, memory, limit));
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, large, memory.few(), limit));
     best = std::min(best, seconds);
   }
   rate.bytes_per_second =
@@ -161,8 +153,8 @@ absl::Status AnswerPings(Communicator& comm, int peer, const PingMemory& memory,
                          absl::Duration limit) {
   for (int i = 0; i < kPings + kLongMessages; ++i) {
     const Buffer into = i < kPings ? memory.few() : memory.large->buffer();
-    RETURN_IF_ERROR(ReceiveOne(comm, into, peer, kPingTag, limit));
-    RETURN_IF_ERROR(SendOne(comm, memory.few(), peer, kPongTag, limit));
+    RETURN_IF_ERROR(Receive(comm, into, peer, limit));
+    RETURN_IF_ERROR(Send(comm, memory.few(), peer, limit));
   }
   return absl::OkStatus();
 }
@@ -196,8 +188,8 @@ class MessageCheck {
     Fill();
     auto received = comm_.Receive(got_->buffer(), previous, kRingTag);
     auto sent = comm_.Send(mine_->buffer(), next, kRingTag);
-    RETURN_IF_ERROR(WaitFor(comm_, received, previous, limit_));
-    RETURN_IF_ERROR(WaitFor(comm_, sent, next, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, std::move(received), previous, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, std::move(sent), next, limit_));
     Compare("ring", *got_, NumbersOf(previous, count()));
     Fill();
     RETURN_IF_ERROR(Finish(comm_.AllGather(Blocks(*mine_).front(), Blocks(*got_))));
@@ -242,7 +234,7 @@ class MessageCheck {
     checks_.push_back({absl::StrCat(what, " of ", bytes_ >> 10, " KiB"), wrong});
   }
   absl::Status Finish(Communicator::TransferOr transfer) {
-    return WaitFor(comm_, transfer, (comm_.rank() + 1) % comm_.size(), limit_);
+    return WaitFor(comm_, std::move(transfer), (comm_.rank() + 1) % comm_.size(), limit_);
   }
 
   // ReduceScatter is of device memory only; hosts add up by AllReduceSum.

@@ -1,10 +1,5 @@
 // Ranks that are processes started by mpirun (or srun), on one host or many.
 //
-// Example, in main():
-//   ASSIGN_OR_RETURN(const auto world, MakeMpiCommunicator());
-//   const absl::Status status = Train(*world);
-//   if (!status.ok()) world->Abort(static_cast<int>(GetExitCode(status)));
-//
 // One thread of the process owns MPI: it starts it, makes every call, and ends it, so that any MPI
 // 3.1 library will do, whatever threads it allows. Callers hand it messages and sleep until they
 // are done. It sleeps too: while nothing is under way until it is called, otherwise between two

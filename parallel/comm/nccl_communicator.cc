@@ -145,25 +145,19 @@ class NcclLane {
   NcclLane& operator=(const NcclLane&) = delete;
 
   // Makes the stream and begins to exchange the id, which the first member sends with `tag`.
-  absl::Status StartExchange(Communicator& control, int tag) {
+  absl::Status StartExchange(Communicator& control, int tag,
+                             std::vector<std::unique_ptr<Transfer>>& transfers) {
     RETURN_IF_ERROR(CudaStatus("cudaStreamCreateWithFlags",
                                cudaStreamCreateWithFlags(&end_->stream, cudaStreamNonBlocking)));
     const Buffer buffer = Buffer::Of(std::span<char>(end_->id.internal));
     if (end_->index != 0) {
-      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Receive(buffer, members_[0], tag));
+      ASSIGN_OR_RETURN(transfers.emplace_back(), control.Receive(buffer, members_[0], tag));
       return absl::OkStatus();
     }
     RETURN_IF_ERROR(NcclStatus("ncclGetUniqueId", ncclGetUniqueId(&end_->id)));
     for (size_t member = 1; member < members_.size(); ++member) {
-      ASSIGN_OR_RETURN(id_transfers_.emplace_back(), control.Send(buffer, members_[member], tag));
+      ASSIGN_OR_RETURN(transfers.emplace_back(), control.Send(buffer, members_[member], tag));
     }
-    return absl::OkStatus();
-  }
-  absl::Status EndExchange(absl::Time deadline) {
-    for (const auto& transfer : id_transfers_) {
-      RETURN_IF_ERROR(transfer->Wait(deadline - absl::Now()));
-    }
-    id_transfers_.clear();
     return absl::OkStatus();
   }
 
@@ -175,13 +169,8 @@ class NcclLane {
   void Start(const std::shared_ptr<NcclOperation>& operation, void* inputs,
              const NcclLaunch& launch) {
     launched_.push_back(operation);
-    absl::Status status = error_;
-    for (cudaEvent_t* event : {&operation->inputs_ready, &operation->ended}) {
-      if (!status.ok()) break;
-      status = CudaStatus("cudaEventCreateWithFlags",
-                          cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-    }
-    if (status.ok()) status = Launch(*operation, static_cast<cudaStream_t>(inputs), launch);
+    const absl::Status status =
+        error_.ok() ? Launch(*operation, static_cast<cudaStream_t>(inputs), launch) : error_;
     if (!status.ok()) Abort(status);
   }
 
@@ -217,8 +206,11 @@ class NcclLane {
   }
 
  private:
-  absl::Status Launch(const NcclOperation& operation, cudaStream_t inputs,
-                      const NcclLaunch& launch) {
+  absl::Status Launch(NcclOperation& operation, cudaStream_t inputs, const NcclLaunch& launch) {
+    for (cudaEvent_t* event : {&operation.inputs_ready, &operation.ended}) {
+      RETURN_IF_ERROR(CudaStatus("cudaEventCreateWithFlags",
+                                 cudaEventCreateWithFlags(event, cudaEventDisableTiming)));
+    }
     RETURN_IF_ERROR(CudaStatus("cudaEventRecord", cudaEventRecord(operation.inputs_ready, inputs)));
     RETURN_IF_ERROR(CudaStatus("cudaStreamWaitEvent",
                                cudaStreamWaitEvent(end_->stream, operation.inputs_ready, 0)));
@@ -229,8 +221,7 @@ class NcclLane {
   const std::vector<int> members_;
   const std::shared_ptr<NcclEnd> end_ = std::make_shared<NcclEnd>();
   bool made_ = false;
-  absl::Status error_;  // the lane has been aborted
-  std::vector<std::unique_ptr<Transfer>> id_transfers_;
+  absl::Status error_;                                   // the lane has been aborted
   std::deque<std::shared_ptr<NcclOperation>> launched_;  // not ended
 };
 
@@ -407,7 +398,25 @@ class Lanes {
     return connected_.*use ? Find(kAll) : nullptr;
   }
 
-  absl::Status Connect(const Communicator::Connections& connections, absl::Duration limit);
+  absl::Status Connect(const Communicator::Connections& connections, absl::Duration limit) {
+    if (control_->size() == 1) return absl::OkStatus();
+    if (connections.scratch.bytes < 2 * kTrialBytes * control_->size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Connect: ", connections.scratch.bytes, " B of scratch memory"));
+    }
+    absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
+    if (status.ok()) status = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
+    if (!status.ok()) {
+      Abort(status);
+      return status;
+    }
+    for (bool Communicator::Connections::*use :
+         {&Communicator::Connections::all_to_all, &Communicator::Connections::all_gather,
+          &Communicator::Connections::reduce_scatter}) {
+      connected_.*use |= connections.*use;
+    }
+    return absl::OkStatus();
+  }
 
   // An error of one lane ends all: whatever waits for the same peer may never see it.
   void Advance() {
@@ -442,114 +451,93 @@ class Lanes {
     const auto found = lanes_.find(ends);
     return found == lanes_.end() ? nullptr : found->second.get();
   }
-  std::vector<Ends> AddLanes(const Communicator::Connections& connections);
+
+  // Makes the lanes that `connections` needs and that are not there; returns them in their order.
+  std::vector<Ends> AddLanes(const Communicator::Connections& connections) {
+    const int rank = control_->rank();
+    std::vector<Ends> wanted;
+    for (const int peer : connections.to) wanted.emplace_back(rank, peer);
+    for (const int peer : connections.from) wanted.emplace_back(peer, rank);
+    if (connections.all_to_all || connections.all_gather || connections.reduce_scatter)
+      wanted.push_back(kAll);
+    std::sort(wanted.begin(), wanted.end(), ByTurn());
+    std::vector<Ends> added;
+    for (const Ends& ends : wanted) {
+      auto& lane = lanes_[ends];
+      if (lane != nullptr) continue;
+      std::vector<int> members = {ends.first, ends.second};
+      if (ends == kAll) {
+        members.resize(static_cast<size_t>(control_->size()));
+        std::iota(members.begin(), members.end(), 0);
+      }
+      const auto me = std::find(members.begin(), members.end(), rank);
+      const int index = static_cast<int>(me - members.begin());
+      lane = std::make_unique<NcclLane>(std::move(members), index, device_,
+                                        ends == kAll ? 0 : kMessageThreadBlocks);
+      added.push_back(ends);
+    }
+    return added;
+  }
+
   absl::Status ConnectLanes(const Communicator::Connections& connections,
-                            const std::vector<Ends>& added, absl::Time deadline);
-  absl::Status ExchangeIds(const std::vector<Ends>& added, absl::Time deadline);
+                            const std::vector<Ends>& added, absl::Time deadline) {
+    RETURN_IF_ERROR(ExchangeIds(added, deadline));
+    std::vector<std::shared_ptr<NcclEnd>> ends;
+    for (const Ends& lane : added) ends.push_back(lanes_[lane]->end());
+    RETURN_IF_ERROR(
+        CallWithin(deadline - absl::Now(), device_, [ends] { return MakeCommunicators(ends); }));
+    for (const Ends& lane : added) lanes_[lane]->SetMade();
+    RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
+    const auto given_up = std::make_shared<std::atomic<bool>>(false);
+    absl::Status tried = CallWithin(
+        deadline - absl::Now(), device_,
+        [trials = TrialsOf(connections, added), given_up] { return RunTrials(trials, *given_up); });
+    if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
+      *given_up = true;
+      absl::SleepFor(kLeaveTime);
+      return tried;
+    }
+    return control_->Barrier(deadline - absl::Now());
+  }
+
+  absl::Status ExchangeIds(const std::vector<Ends>& added, absl::Time deadline) {
+    for (const Ends& ends : added) {
+      const int tag = ends == kAll ? kLaneOfAllTag : kMessageTag;
+      RETURN_IF_ERROR(lanes_[ends]->StartExchange(*control_, tag, id_transfers_));
+    }
+    for (const auto& transfer : id_transfers_) {
+      RETURN_IF_ERROR(transfer->Wait(deadline - absl::Now()));
+    }
+    id_transfers_.clear();
+    return control_->Barrier(deadline - absl::Now());
+  }
+
   std::vector<Trial> TrialsOf(const Communicator::Connections& connections,
-                              const std::vector<Ends>& added);
+                              const std::vector<Ends>& added) {
+    std::vector<Trial> trials;
+    for (const Ends& ends : added) {
+      const auto& end = lanes_[ends]->end();
+      if (ends == kAll) continue;
+      const bool sends = ends.first == control_->rank();
+      const std::vector<Buffer> message = {
+          Part(connections.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
+      trials.push_back(
+          {end, sends ? MessagesOf<ncclSend>(message, 1) : MessagesOf<ncclRecv>(message, 0)});
+    }
+    const auto all = lanes_.find(kAll);
+    if (all == lanes_.end()) return trials;
+    const std::vector<Trial> of_all = TrialsOfAll(connections, all->second->end());
+    trials.insert(trials.end(), of_all.begin(), of_all.end());
+    return trials;
+  }
 
   const std::unique_ptr<Communicator> control_;
   const int device_;
   std::map<Ends, std::unique_ptr<NcclLane>, ByTurn> lanes_;
+  // Kept when one fails: dropped before the job ends, it would end it with another code.
+  std::vector<std::unique_ptr<Transfer>> id_transfers_;
   Communicator::Connections connected_;  // the collectives that have been connected
 };
-
-// Makes the lanes that `connections` needs and that are not there; returns them in their order.
-std::vector<Lanes::Ends> Lanes::AddLanes(const Communicator::Connections& connections) {
-  const int rank = control_->rank();
-  std::vector<Ends> wanted;
-  for (const int peer : connections.to) wanted.emplace_back(rank, peer);
-  for (const int peer : connections.from) wanted.emplace_back(peer, rank);
-  if (connections.all_to_all || connections.all_gather || connections.reduce_scatter)
-    wanted.push_back(kAll);
-  std::sort(wanted.begin(), wanted.end(), ByTurn());
-  std::vector<Ends> added;
-  for (const Ends& ends : wanted) {
-    auto& lane = lanes_[ends];
-    if (lane != nullptr) continue;
-    std::vector<int> members = {ends.first, ends.second};
-    if (ends == kAll) {
-      members.resize(static_cast<size_t>(control_->size()));
-      std::iota(members.begin(), members.end(), 0);
-    }
-    const auto me = std::find(members.begin(), members.end(), rank);
-    const int index = static_cast<int>(me - members.begin());
-    lane = std::make_unique<NcclLane>(std::move(members), index, device_,
-                                      ends == kAll ? 0 : kMessageThreadBlocks);
-    added.push_back(ends);
-  }
-  return added;
-}
-
-absl::Status Lanes::ExchangeIds(const std::vector<Ends>& added, absl::Time deadline) {
-  for (const Ends& ends : added) {
-    RETURN_IF_ERROR(
-        lanes_[ends]->StartExchange(*control_, ends == kAll ? kLaneOfAllTag : kMessageTag));
-  }
-  for (const Ends& ends : added) RETURN_IF_ERROR(lanes_[ends]->EndExchange(deadline));
-  return control_->Barrier(deadline - absl::Now());
-}
-
-std::vector<Trial> Lanes::TrialsOf(const Communicator::Connections& connections,
-                                   const std::vector<Ends>& added) {
-  std::vector<Trial> trials;
-  for (const Ends& ends : added) {
-    const auto& end = lanes_[ends]->end();
-    if (ends == kAll) continue;
-    const bool sends = ends.first == control_->rank();
-    const std::vector<Buffer> message = {
-        Part(connections.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
-    trials.push_back(
-        {end, sends ? MessagesOf<ncclSend>(message, 1) : MessagesOf<ncclRecv>(message, 0)});
-  }
-  const auto all = lanes_.find(kAll);
-  if (all == lanes_.end()) return trials;
-  const std::vector<Trial> of_all = TrialsOfAll(connections, all->second->end());
-  trials.insert(trials.end(), of_all.begin(), of_all.end());
-  return trials;
-}
-
-absl::Status Lanes::Connect(const Communicator::Connections& connections, absl::Duration limit) {
-  if (control_->size() == 1) return absl::OkStatus();
-  if (connections.scratch.bytes < 2 * kTrialBytes * control_->size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Connect: ", connections.scratch.bytes, " B of scratch memory"));
-  }
-  absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
-  if (status.ok()) status = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
-  if (!status.ok()) {
-    Abort(status);
-    return status;
-  }
-  for (bool Communicator::Connections::*use :
-       {&Communicator::Connections::all_to_all, &Communicator::Connections::all_gather,
-        &Communicator::Connections::reduce_scatter}) {
-    connected_.*use |= connections.*use;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Lanes::ConnectLanes(const Communicator::Connections& connections,
-                                 const std::vector<Ends>& added, absl::Time deadline) {
-  RETURN_IF_ERROR(ExchangeIds(added, deadline));
-  std::vector<std::shared_ptr<NcclEnd>> ends;
-  for (const Ends& lane : added) ends.push_back(lanes_[lane]->end());
-  RETURN_IF_ERROR(
-      CallWithin(deadline - absl::Now(), device_, [ends] { return MakeCommunicators(ends); }));
-  for (const Ends& lane : added) lanes_[lane]->SetMade();
-  RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
-  const auto given_up = std::make_shared<std::atomic<bool>>(false);
-  absl::Status tried = CallWithin(
-      deadline - absl::Now(), device_,
-      [trials = TrialsOf(connections, added), given_up] { return RunTrials(trials, *given_up); });
-  if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
-    *given_up = true;
-    absl::SleepFor(kLeaveTime);
-    return tried;
-  }
-  return control_->Barrier(deadline - absl::Now());
-}
 
 class NcclTransfer final : public Transfer {
  public:
@@ -607,105 +595,92 @@ class NcclCommunicator final : public Communicator {
   TransferOr Receive(Buffer buffer, int peer, int tag) override {
     return ReceiveAll(std::span(&buffer, 1), peer, tag);
   }
-  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
-  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
-  TransferOr ReduceScatter(Buffer blocks) override;
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+
+  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override {
+    RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
+    if (buffers.empty() || !OnDevice(buffers[0])) return host_.SendAll(buffers, peer, tag);
+    return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffers,
+                 MessagesOf<ncclSend>({buffers.begin(), buffers.end()}, 1));
+  }
+
+  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override {
+    RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
+    if (buffers.empty() || !OnDevice(buffers[0])) return host_.ReceiveAll(buffers, peer, tag);
+    return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffers,
+                 MessagesOf<ncclRecv>({buffers.begin(), buffers.end()}, 0));
+  }
+
+  TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
+    std::vector<Buffer> buffers(send.begin(), send.end());
+    buffers.insert(buffers.end(), receive.begin(), receive.end());
+    const bool all_given = std::ssize(send) == size() && std::ssize(receive) == size();
+    if (!all_given || std::none_of(buffers.begin(), buffers.end(), OnDevice)) {
+      return host_.AllToAll(send, receive);
+    }
+    const auto own = static_cast<size_t>(rank());
+    if (send[own].bytes != receive[own].bytes) {
+      return absl::InvalidArgumentError("AllToAll: the own part differs in size");
+    }
+    return Start(lanes_->OfAll(&Connections::all_to_all), "AllToAll", buffers,
+                 AllToAllOf({send.begin(), send.end()}, {receive.begin(), receive.end()}, own));
+  }
+
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    if (std::ssize(all) != size() || !OnDevice(mine)) return host_.AllGather(mine, all);
+    std::vector<Buffer> buffers = {mine};
+    buffers.insert(buffers.end(), all.begin(), all.end());
+    return Start(lanes_->OfAll(&Connections::all_gather), "AllGather", buffers,
+                 AllGatherOf(mine, {all.begin(), all.end()}));
+  }
+
+  TransferOr ReduceScatter(Buffer blocks) override {
+    if (!OnDevice(blocks)) return host_.ReduceScatter(blocks);
+    if (blocks.bytes % (static_cast<int64_t>(sizeof(float)) * size()) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ReduceScatter: ", blocks.bytes, " B are no ", size(), " blocks of floats"));
+    }
+    return Start(lanes_->OfAll(&Connections::reduce_scatter), "ReduceScatter",
+                 std::span(&blocks, 1), ReduceScatterOf(blocks, rank(), size()));
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    ASSIGN_OR_RETURN(auto host, host_.Split(color, key));
+    if (host == nullptr) return nullptr;
+    ASSIGN_OR_RETURN(auto control, host->Split(0, host->rank()));
+    Communicator& part = *host;
+    return std::make_unique<NcclCommunicator>(part, std::move(host), std::move(control),
+                                              lanes_->device());
+  }
 
   void Abort(int exit_code) override { host_.Abort(exit_code); }
 
  private:
   TransferOr Start(NcclLane* lane, const std::string& call, std::span<const Buffer> buffers,
-                   const NcclLaunch& launch);
+                   const NcclLaunch& launch) {
+    int64_t bytes = 0;
+    for (const Buffer& buffer : buffers) {
+      bytes += buffer.bytes;
+      if (buffer.bytes == 0 || (OnDevice(buffer) && buffer.device.index == lanes_->device())) {
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat(call, ": memory of GPU ",
+                                                     OnDevice(buffer) ? buffer.device.index : -1,
+                                                     ", but this rank's is ", lanes_->device()));
+    }
+    if (lane == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(call, ", ", bytes, " B of a GPU: these ranks were not connected for it"));
+    }
+    auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", bytes, " B"));
+    cudaSetDevice(lanes_->device());
+    lane->Start(operation, buffers[0].device.stream, launch);
+    return std::make_unique<NcclTransfer>(lanes_, std::move(operation));
+  }
 
   const std::unique_ptr<Communicator> owned_host_;  // of a group that Split made
   Communicator& host_;
   const std::shared_ptr<Lanes> lanes_;
 };
-
-Communicator::TransferOr NcclCommunicator::Start(NcclLane* lane, const std::string& call,
-                                                 std::span<const Buffer> buffers,
-                                                 const NcclLaunch& launch) {
-  int64_t bytes = 0;
-  for (const Buffer& buffer : buffers) {
-    bytes += buffer.bytes;
-    if (buffer.bytes == 0 || (OnDevice(buffer) && buffer.device.index == lanes_->device())) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat(call, ": memory of GPU ",
-                                                   OnDevice(buffer) ? buffer.device.index : -1,
-                                                   ", but this rank's is ", lanes_->device()));
-  }
-  if (lane == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(call, ", ", bytes, " B of a GPU: these ranks were not connected for it"));
-  }
-  auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", bytes, " B"));
-  cudaSetDevice(lanes_->device());
-  lane->Start(operation, buffers[0].device.stream, launch);
-  return std::make_unique<NcclTransfer>(lanes_, std::move(operation));
-}
-
-Communicator::TransferOr NcclCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
-                                                   int tag) {
-  RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-  if (buffers.empty() || !OnDevice(buffers[0])) return host_.SendAll(buffers, peer, tag);
-  return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffers,
-               MessagesOf<ncclSend>({buffers.begin(), buffers.end()}, 1));
-}
-
-Communicator::TransferOr NcclCommunicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
-                                                      int tag) {
-  RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-  if (buffers.empty() || !OnDevice(buffers[0])) return host_.ReceiveAll(buffers, peer, tag);
-  return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffers,
-               MessagesOf<ncclRecv>({buffers.begin(), buffers.end()}, 0));
-}
-
-Communicator::TransferOr NcclCommunicator::AllToAll(std::span<const Buffer> send,
-                                                    std::span<const Buffer> receive) {
-  std::vector<Buffer> buffers(send.begin(), send.end());
-  buffers.insert(buffers.end(), receive.begin(), receive.end());
-  const bool all_given = std::ssize(send) == size() && std::ssize(receive) == size();
-  if (!all_given || std::none_of(buffers.begin(), buffers.end(), OnDevice)) {
-    return host_.AllToAll(send, receive);
-  }
-  const auto own = static_cast<size_t>(rank());
-  if (send[own].bytes != receive[own].bytes) {
-    return absl::InvalidArgumentError("AllToAll: the own part differs in size");
-  }
-  return Start(lanes_->OfAll(&Connections::all_to_all), "AllToAll", buffers,
-               AllToAllOf({send.begin(), send.end()}, {receive.begin(), receive.end()}, own));
-}
-
-Communicator::TransferOr NcclCommunicator::AllGather(Buffer mine, std::span<const Buffer> all) {
-  if (std::ssize(all) != size() || !OnDevice(mine)) return host_.AllGather(mine, all);
-  std::vector<Buffer> buffers = {mine};
-  buffers.insert(buffers.end(), all.begin(), all.end());
-  return Start(lanes_->OfAll(&Connections::all_gather), "AllGather", buffers,
-               AllGatherOf(mine, {all.begin(), all.end()}));
-}
-
-Communicator::TransferOr NcclCommunicator::ReduceScatter(Buffer blocks) {
-  if (!OnDevice(blocks)) return host_.ReduceScatter(blocks);
-  if (blocks.bytes % (static_cast<int64_t>(sizeof(float)) * size()) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ReduceScatter: ", blocks.bytes, " B are no ", size(), " blocks of floats"));
-  }
-  return Start(lanes_->OfAll(&Connections::reduce_scatter), "ReduceScatter", std::span(&blocks, 1),
-               ReduceScatterOf(blocks, rank(), size()));
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color, int key) {
-  ASSIGN_OR_RETURN(auto host, host_.Split(color, key));
-  if (host == nullptr) return nullptr;
-  ASSIGN_OR_RETURN(auto control, host->Split(0, host->rank()));
-  Communicator& part = *host;
-  return std::make_unique<NcclCommunicator>(part, std::move(host), std::move(control),
-                                            lanes_->device());
-}
 
 // Any error means that there is no such GPU: without a driver the count is not even written.
 absl::Status CheckDevice(int device) {

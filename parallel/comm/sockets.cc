@@ -99,12 +99,12 @@ struct Greeting {
 };
 static_assert(sizeof(Greeting) == 80);
 
-// HMAC-SHA256 of the bytes.
-Proof Prove(const std::string& secret, std::span<const uint8_t> bytes) {
+// HMAC-SHA256 of the text.
+Proof Prove(const std::string& secret, std::string_view text) {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, reinterpret_cast<const uint8_t*>(secret.data()),
                               secret.size());
-  crypto_auth_hmacsha256_update(&state, bytes.data(), bytes.size());
+  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const uint8_t*>(text.data()), text.size());
   Proof proof;
   crypto_auth_hmacsha256_final(&state, proof.data());
   return proof;
@@ -113,15 +113,12 @@ Proof Prove(const std::string& secret, std::span<const uint8_t> bytes) {
 // Proves a greeting; `called`: the nonce of the rank that is called, zeros in a hello.
 Proof Prove(const std::string& secret, const Terms& terms, const Nonce& caller,
             const Nonce& called) {
-  std::array<uint8_t, sizeof(Terms) + 2 * sizeof(Nonce)> bytes;
-  std::memcpy(bytes.data(), &terms, sizeof(terms));
-  std::memcpy(bytes.data() + sizeof(terms), caller.data(), sizeof(caller));
-  std::memcpy(bytes.data() + sizeof(terms) + sizeof(caller), called.data(), sizeof(called));
-  return Prove(secret, bytes);
-}
-
-bool Equal(const Proof& a, const Proof& b) {
-  return sodium_memcmp(a.data(), b.data(), sizeof(Proof)) == 0;
+  const struct {
+    Terms terms;
+    Nonce caller, called;
+  } stated = {terms, caller, called};
+  static_assert(sizeof(stated) == sizeof(Terms) + 2 * sizeof(Nonce));
+  return Prove(secret, {reinterpret_cast<const char*>(&stated), sizeof(stated)});
 }
 
 template <typename T>
@@ -310,10 +307,6 @@ struct Caller : Talk {
   int32_t attempt = 0;
 };
 
-bool Send(const Descriptor& socket, const Greeting& greeting) {
-  return send(socket.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL) == sizeof(greeting);
-}
-
 // Returns true when a greeting is heard to its end, and reads nothing beyond. Closes a socket from
 // which none can come any more.
 bool Hear(Talk& talk) {
@@ -480,14 +473,15 @@ class Meeting {
   }
 
   bool Say(const Talk& talk, const Terms& terms) const {
-    return Send(talk.socket, {.terms = terms,
-                              .nonce = terms.word == Word::kAnswer ? talk.called : talk.caller,
-                              .proof = Prove(options_.secret, terms, talk.caller, talk.called)});
+    const Greeting greeting = {.terms = terms,
+                               .nonce = terms.word == Word::kAnswer ? talk.called : talk.caller,
+                               .proof = Prove(options_.secret, terms, talk.caller, talk.called)};
+    return send(talk.socket.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL) == sizeof(greeting);
   }
 
   bool IsProved(const Talk& talk) const {
-    return Equal(talk.heard.proof,
-                 Prove(options_.secret, talk.heard.terms, talk.caller, talk.called));
+    const Proof proof = Prove(options_.secret, talk.heard.terms, talk.caller, talk.called);
+    return sodium_memcmp(talk.heard.proof.data(), proof.data(), proof.size()) == 0;
   }
 
   void Begin(Call& call) {
@@ -649,9 +643,7 @@ class Meeting {
 }  // namespace
 
 std::string ProvedPlace(int rank, const std::string& text, const std::string& secret) {
-  const std::string stated = absl::StrCat(rank, "\t", text);
-  const Proof proof =
-      Prove(secret, {reinterpret_cast<const uint8_t*>(stated.data()), stated.size()});
+  const Proof proof = Prove(secret, absl::StrCat(rank, "\t", text));
   return absl::StrCat(
       text, "\t",
       absl::BytesToHexString({reinterpret_cast<const char*>(proof.data()), proof.size()}));

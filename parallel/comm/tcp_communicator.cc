@@ -167,7 +167,29 @@ class TcpWorld {
   void SetJoined() { joined_ = true; }
 
   // The message's memory belongs to the job until it is finished.
-  absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer);
+  absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer) {
+    const MutexLock lock(mutex_);
+    RETURN_IF_ERROR(AliveLocked());
+    Connection& connection = connections_[world_peer];
+    auto started = std::make_shared<TcpMessage>(message, group, world_peer);
+    const bool sends = message.kind == Message::Kind::kSend;
+    if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before
+    if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
+    pending_.insert(started);
+    if (!sends) {
+      posted_[{group, world_peer, message.tag}].push_back(started);
+      return started;
+    }
+    started->id = next_id_++;
+    Header header{
+        .tag = message.tag, .group = group, .id = started->id, .bytes = message.buffer.bytes};
+    header.kind = header.bytes <= kEagerBytes ? kEager : kOffer;
+    if (header.kind == kOffer) connection.offers[started->id] = started;
+    Push(connection, {.header = header,
+                      .message = header.kind == kEager ? started : nullptr,
+                      .data = started->data()});
+    return started;
+  }
 
   bool Wait(TcpMessage& message, absl::Duration limit) {
     const MutexLock lock(mutex_);
@@ -175,7 +197,32 @@ class TcpWorld {
   }
 
   // Takes the message's memory back.
-  void GiveUp(const MessagePtr& message);
+  void GiveUp(const MessagePtr& message) {
+    const MutexLock lock(mutex_);
+    if (message->finished) return;
+    if (given_up_.empty()) given_up_ = message->Text();
+    Connection& connection = connections_[message->world_peer];
+    const auto is_it = [&](const MessagePtr& other) { return other == message; };
+    std::erase(connection.long_sends, message);
+    std::erase_if(connection.offers, [&](const auto& offer) { return is_it(offer.second); });
+    std::erase_if(connection.coming, [&](const auto& coming) { return is_it(coming.second); });
+    for (Frame& frame : connection.frames) {  // what the peer was told of must be sent
+      if (frame.message != message) continue;
+      frame.copy.assign(frame.data, frame.data + frame.header.bytes);
+      frame.data = frame.copy.data();
+      frame.message = nullptr;
+    }
+    if (connection.target == message) {
+      connection.target = nullptr;
+      connection.payload.resize(connection.header.bytes);
+    }
+    const auto lane = posted_.find({message->group, message->world_peer, message->tag});
+    if (lane != posted_.end()) {
+      std::erase(lane->second, message);
+      if (lane->second.empty()) posted_.erase(lane);
+    }
+    Finish(message, AliveLocked());
+  }
 
   // OK, or Aborted with what was given up.
   absl::Status Alive() {
@@ -205,31 +252,333 @@ class TcpWorld {
     if (given_up_.empty()) return absl::OkStatus();
     return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
   }
+
   void Finish(const MessagePtr& message, const absl::Status& result = absl::OkStatus())
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    message->Finish(result);
+    pending_.erase(MessagePtr(message));
+  }
+
+  // The peer is gone: messages that are not finished fail; what has arrived whole can still be
+  // taken.
   void FailMessages(Connection& connection, const std::string& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Close(Connection& connection, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  [[noreturn]] void End(int exit_code, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (connection.lost.ok()) {
+      connection.lost = WithExitCode(
+          absl::UnavailableError(absl::StrCat("rank ", connection.peer, " (host ",
+                                              hosts_[connection.peer], ") is lost: ", why)),
+          ExitCode::kPeerLost);
+    }
+    connection.long_sends.clear();
+    connection.offers.clear();
+    connection.coming.clear();
+    connection.target = nullptr;
+    std::erase_if(posted_,
+                  [&](const auto& lane) { return std::get<1>(lane.first) == connection.peer; });
+    for (auto& [lane, arrivals] : arrived_) {
+      if (std::get<1>(lane) != connection.peer) continue;
+      std::erase_if(arrivals, [](const Arrival& arrival) { return arrival.offered; });
+    }
+    std::erase_if(arrived_, [](const auto& lane) { return lane.second.empty(); });
+    for (const MessagePtr& message : std::set<MessagePtr>(pending_)) {
+      if (message->world_peer == connection.peer) Finish(message, connection.lost);
+    }
+    left_.NotifyAll();
+  }
 
-  void Push(Connection& connection, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool NextPiece(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool SendFront(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FrameIsSent(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Close(Connection& connection, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Watch(EPOLL_CTL_DEL, connection.socket.fd(), 0, connection.peer);
+    connection.socket = Descriptor();
+    connection.frames.clear();
+    FailMessages(connection, why);
+  }
 
-  bool ReadFrame(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells every peer, and waits until they have closed their ends: a process that ends with unread
+  // bytes resets its connections, and takes back what the peers have not read.
+  [[noreturn]] void End(int exit_code, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::fflush(nullptr);
+    for (Connection& connection : connections_) {
+      if (connection.socket.fd() < 0) continue;
+      const bool half_sent = !connection.frames.empty() && connection.frames.front().sent > 0;
+      connection.frames.resize(half_sent ? 1 : 0);
+      connection.frames.push_back(
+          {.header = {.kind = kAbort, .tag = exit_code, .id = static_cast<uint64_t>(rank)}});
+      connection.long_sends.clear();
+    }
+    const absl::Time deadline = absl::Now() + kAbortLimit;
+    std::vector<char> ignored(1 << 16);
+    while (absl::Now() < deadline) {
+      std::vector<pollfd> open;
+      for (Connection& connection : connections_) {
+        const int fd = connection.socket.fd();
+        if (fd < 0) continue;
+        while (!connection.frames.empty() && SendFront(connection)) {
+          if (connection.frames.empty()) shutdown(fd, SHUT_WR);
+        }
+        const short events = connection.frames.empty() ? POLLIN : POLLIN | POLLOUT;
+        open.push_back({.fd = fd, .events = events, .revents = 0});
+        const ssize_t got = recv(fd, ignored.data(), ignored.size(), 0);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) connection.socket = Descriptor();
+      }
+      if (open.empty()) break;
+      poll(open.data(), open.size(), 50);
+    }
+    _exit(exit_code);
+  }
+
+  void Push(Connection& connection, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    connection.frames.push_back(std::move(frame));
+    if (!connection.writable_wanted) Write(connection);
+  }
+
+  // Sends until all is sent or the kernel takes no more; the thread goes on then.
+  void Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (!connection.broken && (!connection.frames.empty() || NextPiece(connection))) {
+      if (!SendFront(connection)) break;
+      // A long message leaves the mutex to others after each piece.
+      if (connection.frames.empty() && !connection.long_sends.empty()) break;
+    }
+    const bool more = !connection.frames.empty() || !connection.long_sends.empty();
+    WantWritable(connection, more && !connection.broken);
+  }
+
+  // Makes a frame of the next piece of the oldest long message.
+  bool NextPiece(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (connection.long_sends.empty()) return false;
+    MessagePtr message = std::move(connection.long_sends.front());
+    connection.long_sends.pop_front();
+    const int64_t at = message->moved_bytes;
+    const int64_t bytes = std::min(kPieceBytes, message->buffer.bytes - at);
+    message->moved_bytes += bytes;
+    if (message->moved_bytes < message->buffer.bytes) connection.long_sends.push_back(message);
+    connection.frames.push_back({.header = {.kind = kPiece, .id = message->id, .bytes = bytes},
+                                 .message = message,
+                                 .data = message->data() + at});
+    return true;
+  }
+
+  // Returns true if the front is sent, and gone. After false the kernel takes no more, or the
+  // connection is broken: reading will find out, after what the peer has sent before, which may be
+  // an Abort.
+  bool SendFront(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Frame& frame = connection.frames.front();
+    while (frame.sent < frame.size()) {
+      iovec parts[2];
+      size_t count = 0;
+      if (frame.sent < sizeof(Header)) {
+        parts[count++] = {reinterpret_cast<char*>(&frame.header) + frame.sent,
+                          sizeof(Header) - frame.sent};
+      }
+      const size_t data_sent = std::max(frame.sent, sizeof(Header)) - sizeof(Header);
+      const size_t left = frame.size() - sizeof(Header) - data_sent;
+      if (left > 0) parts[count++] = {const_cast<char*>(frame.data) + data_sent, left};
+      msghdr message = {};
+      message.msg_iov = parts;
+      message.msg_iovlen = count;
+      const ssize_t sent = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0) {
+        if (errno == EINTR) continue;
+        connection.broken = errno != EAGAIN && errno != EWOULDBLOCK;
+        return false;
+      }
+      frame.sent += static_cast<size_t>(sent);
+    }
+    FrameIsSent(connection);
+    return true;
+  }
+
+  void FrameIsSent(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Frame frame = std::move(connection.frames.front());
+    connection.frames.pop_front();
+    if (frame.header.kind == kGoodbye) left_.NotifyAll();
+    if (frame.message == nullptr) return;
+    const TcpMessage& message = *frame.message;
+    if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
+      Finish(frame.message);
+    }
+  }
+
+  // Returns true if a frame was read to its end.
+  bool ReadFrame(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (connection.header_bytes < sizeof(Header)) {
+      auto* const header = reinterpret_cast<char*>(&connection.header);
+      if (!ReadInto(connection, header, sizeof(Header), &connection.header_bytes)) return false;
+      if (!BeginPayload(connection)) return false;
+    }
+    if (HasPayload(connection.header)) {
+      TcpMessage* const target = connection.target.get();
+      char* const data =
+          target != nullptr ? target->data() + target->moved_bytes : connection.payload.data();
+      const auto bytes = static_cast<size_t>(connection.header.bytes);
+      if (!ReadInto(connection, data, bytes, &connection.payload_bytes)) return false;
+    }
+    connection.header_bytes = connection.payload_bytes = 0;
+    Handle(connection);
+    return true;
+  }
+
+  // Returns true if all bytes are there. Otherwise there are no more at present, or no peer.
   bool ReadInto(Connection& connection, char* data, size_t bytes, size_t* done)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HandleMessage(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MatchArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (*done < bytes) {
+      const ssize_t got = recv(connection.socket.fd(), data + *done, bytes - *done, 0);
+      if (got > 0) {
+        *done += static_cast<size_t>(got);
+      } else if (got == 0) {
+        Close(connection, "its process has ended");
+        return false;
+      } else if (errno != EINTR) {
+        if (errno != EAGAIN && errno != EWOULDBLOCK) Close(connection, std::strerror(errno));
+        return false;
+      }
+    }
+    return true;
+  }
 
-  void Leave();
-  void Loop();
+  // Finds the place of the bytes that follow a header.
+  bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Header& header = connection.header;
+    connection.target = nullptr;
+    if (!HasPayload(header)) return true;
+    bool fits = header.bytes >= 0 && header.bytes <= kPieceBytes;
+    if (header.kind == kPiece) {
+      const auto coming = connection.coming.find(header.id);  // none: given up here
+      if (coming != connection.coming.end()) {
+        connection.target = coming->second;
+        const int64_t left = connection.target->buffer.bytes - connection.target->moved_bytes;
+        fits = fits && header.bytes <= left;
+      }
+    }
+    if (!fits) {
+      Close(connection, "it sent what is no message");
+      return false;
+    }
+    if (connection.target == nullptr) connection.payload.resize(header.bytes);
+    return true;
+  }
+
+  void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Header header = connection.header;
+    const auto offer = connection.offers.find(header.id);
+    switch (header.kind) {
+      case kEager:
+        return HandleMessage(connection, {.id = header.id,
+                                          .bytes = header.bytes,
+                                          .data = std::exchange(connection.payload, {})});
+      case kOffer:
+        return HandleMessage(connection, {.id = header.id, .bytes = header.bytes, .offered = true});
+      case kAsk:
+        if (offer == connection.offers.end()) return;  // given up here
+        connection.long_sends.push_back(std::move(offer->second));
+        connection.offers.erase(offer);
+        if (!connection.writable_wanted) Write(connection);
+        return;
+      case kRefuse:
+        if (offer == connection.offers.end()) return;
+        Finish(std::exchange(offer->second, nullptr),
+               absl::InvalidArgumentError(absl::StrCat("the peer expects ", header.bytes, " B")));
+        connection.offers.erase(offer);
+        return;
+      case kPiece: {
+        const MessagePtr message = std::exchange(connection.target, nullptr);
+        if (message == nullptr) return;
+        message->moved_bytes += header.bytes;
+        if (message->moved_bytes < message->buffer.bytes) return;
+        connection.coming.erase(header.id);
+        return Finish(message);
+      }
+      case kAbort:
+        std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
+                     static_cast<int>(hosts_.size()), static_cast<int>(header.id),
+                     ShownText(hosts_[header.id % hosts_.size()]).c_str(), header.tag);
+        End(header.tag, static_cast<int>(header.id));
+      case kGoodbye:
+        return FailMessages(connection, "it has left the job");
+      default:
+        return Close(connection, "it sent what is no message");
+    }
+  }
+
+  void HandleMessage(Connection& connection, Arrival arrival)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Lane lane(connection.header.group, connection.peer, connection.header.tag);
+    const auto posted = posted_.find(lane);
+    if (posted == posted_.end()) {
+      arrived_[lane].push_back(std::move(arrival));
+      return;
+    }
+    const MessagePtr message = std::move(posted->second.front());
+    posted->second.pop_front();
+    if (posted->second.empty()) posted_.erase(posted);
+    Accept(connection, message, arrival);
+  }
+
+  // Returns true if something had arrived for the receive.
+  bool MatchArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto arrived = arrived_.find({message->group, message->world_peer, message->tag});
+    if (arrived == arrived_.end()) return false;
+    const Arrival arrival = std::move(arrived->second.front());
+    arrived->second.pop_front();
+    if (arrived->second.empty()) arrived_.erase(arrived);
+    pending_.insert(message);
+    Accept(connections_[message->world_peer], message, arrival);
+    return true;
+  }
+
+  void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (arrival.bytes != message->buffer.bytes) {
+      if (arrival.offered) {
+        Push(connection,
+             {.header = {.kind = kRefuse, .id = arrival.id, .bytes = message->buffer.bytes}});
+      }
+      return Finish(message, absl::InvalidArgumentError(
+                                 absl::StrCat("the peer states ", arrival.bytes, " B")));
+    }
+    if (!arrival.offered) {
+      if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);
+      return Finish(message);
+    }
+    connection.coming[arrival.id] = message;
+    Push(connection, {.header = {.kind = kAsk, .id = arrival.id}});
+  }
+
+  // Says goodbye and sleeps until every peer has, or is lost.
+  void Leave() {
+    const MutexLock lock(mutex_);
+    for (Connection& connection : connections_) {
+      if (connection.socket.fd() >= 0) Push(connection, {.header = {.kind = kGoodbye}});
+    }
+    left_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return std::all_of(connections_.begin(), connections_.end(),
+                         [](const Connection& connection) {
+                           return connection.socket.fd() < 0 ||
+                                  (!connection.lost.ok() && connection.frames.empty());
+                         });
+    });
+  }
+
+  void Loop() {
+    prctl(PR_SET_NAME, "tcp");
+    constexpr int kFramesInARow = 16;
+    std::vector<epoll_event> events(64);
+    while (true) {
+      const int count =
+          epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), /*timeout=*/-1);
+      for (int i = 0; i < count; ++i) {
+        const int peer = events[i].data.fd;
+        if (peer < 0) return;
+        const MutexLock lock(mutex_);
+        Connection& connection = connections_[peer];
+        if (connection.socket.fd() < 0) continue;
+        if ((events[i].events & EPOLLOUT) != 0) Write(connection);
+        for (int frame = 0; frame < kFramesInARow && connection.socket.fd() >= 0; ++frame) {
+          if (!ReadFrame(connection)) break;
+        }
+      }
+    }
+  }
+
   void Watch(int operation, int fd, uint32_t events, int peer) {
     epoll_event event = {.events = events, .data = {.fd = peer}};
     epoll_ctl(epoll_.fd(), operation, fd, &event);
@@ -260,375 +609,6 @@ class TcpWorld {
   std::thread thread_;
 };
 
-absl::StatusOr<MessagePtr> TcpWorld::Start(const Message& message, uint64_t group, int world_peer) {
-  const MutexLock lock(mutex_);
-  RETURN_IF_ERROR(AliveLocked());
-  Connection& connection = connections_[world_peer];
-  auto started = std::make_shared<TcpMessage>(message, group, world_peer);
-  const bool sends = message.kind == Message::Kind::kSend;
-  if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before
-  if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
-  pending_.insert(started);
-  if (!sends) {
-    posted_[{group, world_peer, message.tag}].push_back(started);
-    return started;
-  }
-  started->id = next_id_++;
-  Header header{
-      .tag = message.tag, .group = group, .id = started->id, .bytes = message.buffer.bytes};
-  header.kind = header.bytes <= kEagerBytes ? kEager : kOffer;
-  if (header.kind == kOffer) connection.offers[started->id] = started;
-  Push(connection, {.header = header,
-                    .message = header.kind == kEager ? started : nullptr,
-                    .data = started->data()});
-  return started;
-}
-
-void TcpWorld::GiveUp(const MessagePtr& message) {
-  const MutexLock lock(mutex_);
-  if (message->finished) return;
-  if (given_up_.empty()) given_up_ = message->Text();
-  Connection& connection = connections_[message->world_peer];
-  const auto is_it = [&](const MessagePtr& other) { return other == message; };
-  std::erase(connection.long_sends, message);
-  std::erase_if(connection.offers, [&](const auto& offer) { return is_it(offer.second); });
-  std::erase_if(connection.coming, [&](const auto& coming) { return is_it(coming.second); });
-  for (Frame& frame : connection.frames) {  // what the peer was told of must be sent
-    if (frame.message != message) continue;
-    frame.copy.assign(frame.data, frame.data + frame.header.bytes);
-    frame.data = frame.copy.data();
-    frame.message = nullptr;
-  }
-  if (connection.target == message) {
-    connection.target = nullptr;
-    connection.payload.resize(connection.header.bytes);
-  }
-  const auto lane = posted_.find({message->group, message->world_peer, message->tag});
-  if (lane != posted_.end()) {
-    std::erase(lane->second, message);
-    if (lane->second.empty()) posted_.erase(lane);
-  }
-  Finish(message, AliveLocked());
-}
-
-// Says goodbye and sleeps until every peer has, or is lost.
-void TcpWorld::Leave() {
-  const MutexLock lock(mutex_);
-  for (Connection& connection : connections_) {
-    if (connection.socket.fd() >= 0) Push(connection, {.header = {.kind = kGoodbye}});
-  }
-  left_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
-      return connection.socket.fd() < 0 || (!connection.lost.ok() && connection.frames.empty());
-    });
-  });
-}
-
-void TcpWorld::Finish(const MessagePtr& message, const absl::Status& result) {
-  message->Finish(result);
-  pending_.erase(MessagePtr(message));
-}
-
-// The peer is gone: messages that are not finished fail; what has arrived whole can still be taken.
-void TcpWorld::FailMessages(Connection& connection, const std::string& why) {
-  if (connection.lost.ok()) {
-    connection.lost = WithExitCode(
-        absl::UnavailableError(absl::StrCat("rank ", connection.peer, " (host ",
-                                            hosts_[connection.peer], ") is lost: ", why)),
-        ExitCode::kPeerLost);
-  }
-  connection.long_sends.clear();
-  connection.offers.clear();
-  connection.coming.clear();
-  connection.target = nullptr;
-  std::erase_if(posted_,
-                [&](const auto& lane) { return std::get<1>(lane.first) == connection.peer; });
-  for (auto& [lane, arrivals] : arrived_) {
-    if (std::get<1>(lane) != connection.peer) continue;
-    std::erase_if(arrivals, [](const Arrival& arrival) { return arrival.offered; });
-  }
-  std::erase_if(arrived_, [](const auto& lane) { return lane.second.empty(); });
-  for (const MessagePtr& message : std::set<MessagePtr>(pending_)) {
-    if (message->world_peer == connection.peer) Finish(message, connection.lost);
-  }
-  left_.NotifyAll();
-}
-
-void TcpWorld::Close(Connection& connection, const std::string& why) {
-  Watch(EPOLL_CTL_DEL, connection.socket.fd(), 0, connection.peer);
-  connection.socket = Descriptor();
-  connection.frames.clear();
-  FailMessages(connection, why);
-}
-
-// Tells every peer, and waits until they have closed their ends: a process that ends with unread
-// bytes resets its connections, and takes back what the peers have not read.
-void TcpWorld::End(int exit_code, int rank) {
-  std::fflush(nullptr);
-  for (Connection& connection : connections_) {
-    if (connection.socket.fd() < 0) continue;
-    const bool half_sent = !connection.frames.empty() && connection.frames.front().sent > 0;
-    connection.frames.resize(half_sent ? 1 : 0);
-    connection.frames.push_back(
-        {.header = {.kind = kAbort, .tag = exit_code, .id = static_cast<uint64_t>(rank)}});
-    connection.long_sends.clear();
-  }
-  const absl::Time deadline = absl::Now() + kAbortLimit;
-  std::vector<char> ignored(1 << 16);
-  while (absl::Now() < deadline) {
-    std::vector<pollfd> open;
-    for (Connection& connection : connections_) {
-      const int fd = connection.socket.fd();
-      if (fd < 0) continue;
-      while (!connection.frames.empty() && SendFront(connection)) {
-        if (connection.frames.empty()) shutdown(fd, SHUT_WR);
-      }
-      const short events = connection.frames.empty() ? POLLIN : POLLIN | POLLOUT;
-      open.push_back({.fd = fd, .events = events, .revents = 0});
-      const ssize_t got = recv(fd, ignored.data(), ignored.size(), 0);
-      if (got == 0 || (got < 0 && errno != EAGAIN)) connection.socket = Descriptor();
-    }
-    if (open.empty()) break;
-    poll(open.data(), open.size(), 50);
-  }
-  _exit(exit_code);
-}
-
-void TcpWorld::Push(Connection& connection, Frame frame) {
-  connection.frames.push_back(std::move(frame));
-  if (!connection.writable_wanted) Write(connection);
-}
-
-// Sends until all is sent or the kernel takes no more; the thread goes on then.
-void TcpWorld::Write(Connection& connection) {
-  while (!connection.broken && (!connection.frames.empty() || NextPiece(connection))) {
-    if (!SendFront(connection)) break;
-    // A long message leaves the mutex to others after each piece.
-    if (connection.frames.empty() && !connection.long_sends.empty()) break;
-  }
-  const bool more = !connection.frames.empty() || !connection.long_sends.empty();
-  WantWritable(connection, more && !connection.broken);
-}
-
-// Makes a frame of the next piece of the oldest long message.
-bool TcpWorld::NextPiece(Connection& connection) {
-  if (connection.long_sends.empty()) return false;
-  MessagePtr message = std::move(connection.long_sends.front());
-  connection.long_sends.pop_front();
-  const int64_t at = message->moved_bytes;
-  const int64_t bytes = std::min(kPieceBytes, message->buffer.bytes - at);
-  message->moved_bytes += bytes;
-  if (message->moved_bytes < message->buffer.bytes) connection.long_sends.push_back(message);
-  connection.frames.push_back({.header = {.kind = kPiece, .id = message->id, .bytes = bytes},
-                               .message = message,
-                               .data = message->data() + at});
-  return true;
-}
-
-// Returns true if the front is sent, and gone. After false the kernel takes no more, or the
-// connection is broken: reading will find out, after what the peer has sent before, which may be an
-// Abort.
-bool TcpWorld::SendFront(Connection& connection) {
-  Frame& frame = connection.frames.front();
-  while (frame.sent < frame.size()) {
-    iovec parts[2];
-    size_t count = 0;
-    if (frame.sent < sizeof(Header)) {
-      parts[count++] = {reinterpret_cast<char*>(&frame.header) + frame.sent,
-                        sizeof(Header) - frame.sent};
-    }
-    const size_t data_sent = std::max(frame.sent, sizeof(Header)) - sizeof(Header);
-    const size_t left = frame.size() - sizeof(Header) - data_sent;
-    if (left > 0) parts[count++] = {const_cast<char*>(frame.data) + data_sent, left};
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = count;
-    const ssize_t sent = sendmsg(connection.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      connection.broken = errno != EAGAIN && errno != EWOULDBLOCK;
-      return false;
-    }
-    frame.sent += static_cast<size_t>(sent);
-  }
-  FrameIsSent(connection);
-  return true;
-}
-
-void TcpWorld::FrameIsSent(Connection& connection) {
-  const Frame frame = std::move(connection.frames.front());
-  connection.frames.pop_front();
-  if (frame.header.kind == kGoodbye) left_.NotifyAll();
-  if (frame.message == nullptr) return;
-  const TcpMessage& message = *frame.message;
-  if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
-    Finish(frame.message);
-  }
-}
-
-// Returns true if a frame was read to its end.
-bool TcpWorld::ReadFrame(Connection& connection) {
-  if (connection.header_bytes < sizeof(Header)) {
-    auto* const header = reinterpret_cast<char*>(&connection.header);
-    if (!ReadInto(connection, header, sizeof(Header), &connection.header_bytes)) return false;
-    if (!BeginPayload(connection)) return false;
-  }
-  if (HasPayload(connection.header)) {
-    TcpMessage* const target = connection.target.get();
-    char* const data =
-        target != nullptr ? target->data() + target->moved_bytes : connection.payload.data();
-    const auto bytes = static_cast<size_t>(connection.header.bytes);
-    if (!ReadInto(connection, data, bytes, &connection.payload_bytes)) return false;
-  }
-  connection.header_bytes = connection.payload_bytes = 0;
-  Handle(connection);
-  return true;
-}
-
-// Returns true if all bytes are there. Otherwise there are no more at present, or no peer.
-bool TcpWorld::ReadInto(Connection& connection, char* data, size_t bytes, size_t* done) {
-  while (*done < bytes) {
-    const ssize_t got = recv(connection.socket.fd(), data + *done, bytes - *done, 0);
-    if (got > 0) {
-      *done += static_cast<size_t>(got);
-    } else if (got == 0) {
-      Close(connection, "its process has ended");
-      return false;
-    } else if (errno != EINTR) {
-      if (errno != EAGAIN && errno != EWOULDBLOCK) Close(connection, std::strerror(errno));
-      return false;
-    }
-  }
-  return true;
-}
-
-// Finds the place of the bytes that follow a header.
-bool TcpWorld::BeginPayload(Connection& connection) {
-  const Header& header = connection.header;
-  connection.target = nullptr;
-  if (!HasPayload(header)) return true;
-  bool fits = header.bytes >= 0 && header.bytes <= kPieceBytes;
-  if (header.kind == kPiece) {
-    const auto coming = connection.coming.find(header.id);  // none: given up here
-    if (coming != connection.coming.end()) {
-      connection.target = coming->second;
-      const int64_t left = connection.target->buffer.bytes - connection.target->moved_bytes;
-      fits = fits && header.bytes <= left;
-    }
-  }
-  if (!fits) {
-    Close(connection, "it sent what is no message");
-    return false;
-  }
-  if (connection.target == nullptr) connection.payload.resize(header.bytes);
-  return true;
-}
-
-void TcpWorld::Handle(Connection& connection) {
-  const Header header = connection.header;
-  const auto offer = connection.offers.find(header.id);
-  switch (header.kind) {
-    case kEager:
-      return HandleMessage(
-          connection,
-          {.id = header.id, .bytes = header.bytes, .data = std::exchange(connection.payload, {})});
-    case kOffer:
-      return HandleMessage(connection, {.id = header.id, .bytes = header.bytes, .offered = true});
-    case kAsk:
-      if (offer == connection.offers.end()) return;  // given up here
-      connection.long_sends.push_back(std::move(offer->second));
-      connection.offers.erase(offer);
-      if (!connection.writable_wanted) Write(connection);
-      return;
-    case kRefuse:
-      if (offer == connection.offers.end()) return;
-      Finish(std::exchange(offer->second, nullptr),
-             absl::InvalidArgumentError(absl::StrCat("the peer expects ", header.bytes, " B")));
-      connection.offers.erase(offer);
-      return;
-    case kPiece: {
-      const MessagePtr message = std::exchange(connection.target, nullptr);
-      if (message == nullptr) return;
-      message->moved_bytes += header.bytes;
-      if (message->moved_bytes < message->buffer.bytes) return;
-      connection.coming.erase(header.id);
-      return Finish(message);
-    }
-    case kAbort:
-      std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
-                   static_cast<int>(hosts_.size()), static_cast<int>(header.id),
-                   ShownText(hosts_[header.id % hosts_.size()]).c_str(), header.tag);
-      End(header.tag, static_cast<int>(header.id));
-    case kGoodbye:
-      return FailMessages(connection, "it has left the job");
-    default:
-      return Close(connection, "it sent what is no message");
-  }
-}
-
-void TcpWorld::HandleMessage(Connection& connection, Arrival arrival) {
-  const Lane lane(connection.header.group, connection.peer, connection.header.tag);
-  const auto posted = posted_.find(lane);
-  if (posted == posted_.end()) {
-    arrived_[lane].push_back(std::move(arrival));
-    return;
-  }
-  const MessagePtr message = std::move(posted->second.front());
-  posted->second.pop_front();
-  if (posted->second.empty()) posted_.erase(posted);
-  Accept(connection, message, arrival);
-}
-
-// Returns true if something had arrived for the receive.
-bool TcpWorld::MatchArrived(const MessagePtr& message) {
-  const auto arrived = arrived_.find({message->group, message->world_peer, message->tag});
-  if (arrived == arrived_.end()) return false;
-  const Arrival arrival = std::move(arrived->second.front());
-  arrived->second.pop_front();
-  if (arrived->second.empty()) arrived_.erase(arrived);
-  pending_.insert(message);
-  Accept(connections_[message->world_peer], message, arrival);
-  return true;
-}
-
-void TcpWorld::Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival) {
-  if (arrival.bytes != message->buffer.bytes) {
-    if (arrival.offered) {
-      Push(connection,
-           {.header = {.kind = kRefuse, .id = arrival.id, .bytes = message->buffer.bytes}});
-    }
-    return Finish(
-        message, absl::InvalidArgumentError(absl::StrCat("the peer states ", arrival.bytes, " B")));
-  }
-  if (!arrival.offered) {
-    if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);
-    return Finish(message);
-  }
-  connection.coming[arrival.id] = message;
-  Push(connection, {.header = {.kind = kAsk, .id = arrival.id}});
-}
-
-void TcpWorld::Loop() {
-  prctl(PR_SET_NAME, "tcp");
-  constexpr int kFramesInARow = 16;
-  std::vector<epoll_event> events(64);
-  while (true) {
-    const int count =
-        epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), /*timeout=*/-1);
-    for (int i = 0; i < count; ++i) {
-      const int peer = events[i].data.fd;
-      if (peer < 0) return;
-      const MutexLock lock(mutex_);
-      Connection& connection = connections_[peer];
-      if (connection.socket.fd() < 0) continue;
-      if ((events[i].events & EPOLLOUT) != 0) Write(connection);
-      for (int frame = 0; frame < kFramesInARow && connection.socket.fd() >= 0; ++frame) {
-        if (!ReadFrame(connection)) break;
-      }
-    }
-  }
-}
-
 class TcpCommunicator final : public MessageCommunicator {
  public:
   TcpCommunicator(std::shared_ptr<TcpWorld> world, uint64_t group, std::vector<int> world_ranks,
@@ -641,7 +621,14 @@ class TcpCommunicator final : public MessageCommunicator {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    ASSIGN_OR_RETURN(Part part, AgreeOnPart(color, key, world_->next_group()));
+    world_->ReserveGroup(part.number);
+    if (color == kNoGroup) return nullptr;
+    for (int& member : part.members) member = world_ranks_[member];
+    return std::make_unique<TcpCommunicator>(world_, part.number, std::move(part.members),
+                                             part.rank);
+  }
 
   void Abort(int exit_code) override { world_->Abort(exit_code); }
 
@@ -658,14 +645,6 @@ class TcpCommunicator final : public MessageCommunicator {
   const std::vector<int> world_ranks_;  // of the members, in this group's order
   const int rank_;
 };
-
-absl::StatusOr<std::unique_ptr<Communicator>> TcpCommunicator::Split(int color, int key) {
-  ASSIGN_OR_RETURN(Part part, AgreeOnPart(color, key, world_->next_group()));
-  world_->ReserveGroup(part.number);
-  if (color == kNoGroup) return nullptr;
-  for (int& member : part.members) member = world_ranks_[member];
-  return std::make_unique<TcpCommunicator>(world_, part.number, std::move(part.members), part.rank);
-}
 
 }  // namespace
 

@@ -1,11 +1,6 @@
 // Ranks that are processes, on one host or many, joined by TCP connections: for launchers that know
 // nothing of MPI.
 //
-// Example:
-//   ASSIGN_OR_RETURN(const auto world, MakeTcpCommunicator({.rank = 2, .size = 4, .store =
-//   store})); const absl::Status status = Train(*world); if (!status.ok())
-//   world->Abort(static_cast<int>(GetExitCode(status)));
-//
 // Every two ranks have one connection. A thread of the process reads them all, and sleeps while
 // nothing comes. A message of up to 64 KiB is sent at once; a longer one when the peer has asked
 // for it, into the memory where it belongs, in pieces between which others pass. So there is no

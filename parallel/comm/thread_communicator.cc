@@ -86,7 +86,12 @@ class ThreadCommunicator final : public MessageCommunicator {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(group_->world_ranks.size()); }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    ASSIGN_OR_RETURN(const Part part, AgreeOnPart(color, key));
+    ++num_splits_;
+    if (color == kNoGroup) return nullptr;
+    return std::make_unique<ThreadCommunicator>(JoinChild(color, part.members), part.rank);
+  }
 
   void Abort(int exit_code) override {
     const MutexLock lock(world_.mutex);
@@ -94,10 +99,65 @@ class ThreadCommunicator final : public MessageCommunicator {
   }
 
  private:
-  TransferOr Start(const Message& message) override;
+  TransferOr Start(const Message& message) override {
+    const auto& [kind, buffer, peer, tag] = message;
+    const auto post = std::make_shared<Post>(message, group_->world_ranks[rank_]);
+    const bool sends = kind == Message::Kind::kSend;
+    std::shared_ptr<Post> partner;
+    {
+      const MutexLock lock(world_.mutex);
+      if (!world_.ended.ok()) return WithPrefix(post->Text(), world_.ended);
+      partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
+    }
+    if (partner != nullptr) {
+      const Buffer& from = sends ? buffer : partner->buffer;
+      const Buffer& to = sends ? partner->buffer : buffer;
+      if (from.bytes == to.bytes && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
+      const auto result = [&](const Buffer& peers) {
+        return from.bytes == to.bytes ? absl::OkStatus()
+                                      : absl::InvalidArgumentError(
+                                            absl::StrCat("the peer states ", peers.bytes, " B"));
+      };
+      const MutexLock lock(world_.mutex);
+      post->Finish(result(partner->buffer));
+      partner->Finish(result(buffer));
+    }
+    return std::make_unique<PendingTransfer<World, Post>>(group_->world, post);
+  }
+
+  // The oldest post of the other side, which is now copied; or null, and `post` waits in the lane.
   std::shared_ptr<Post> MatchPartner(const std::shared_ptr<Post>& post, const Group::Lane& lane)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex);
-  std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex) {
+    auto& posts = group_->lanes[lane];
+    if (posts.empty() || posts.front()->kind == post->kind) {
+      posts.push_back(post);
+      world_.waiting.insert(post.get());
+      return nullptr;
+    }
+    std::shared_ptr<Post> partner = std::move(posts.front());
+    posts.pop_front();
+    if (posts.empty()) group_->lanes.erase(lane);
+    world_.waiting.erase(partner.get());
+    partner->copying = true;
+    return partner;
+  }
+
+  // The first member to come makes the group, the last one takes it off the list.
+  std::shared_ptr<Group> JoinChild(int color, const std::vector<int>& members) {
+    const MutexLock lock(world_.mutex);
+    const std::pair<int, int> place(num_splits_, color);
+    Group::Child& child = group_->children[place];
+    if (child.group == nullptr) {
+      child.group = std::make_shared<Group>();
+      child.group->world = group_->world;
+      for (const int rank : members) {
+        child.group->world_ranks.push_back(group_->world_ranks[rank]);
+      }
+    }
+    std::shared_ptr<Group> group = child.group;
+    if (++child.num_joined == members.size()) group_->children.erase(place);
+    return group;
+  }
 
   absl::Status CheckAlive(const char* call) override {
     const MutexLock lock(world_.mutex);
@@ -109,73 +169,6 @@ class ThreadCommunicator final : public MessageCommunicator {
   const int rank_;
   int num_splits_ = 0;
 };
-
-Communicator::TransferOr ThreadCommunicator::Start(const Message& message) {
-  const auto& [kind, buffer, peer, tag] = message;
-  const auto post = std::make_shared<Post>(message, group_->world_ranks[rank_]);
-  const bool sends = kind == Message::Kind::kSend;
-  std::shared_ptr<Post> partner;
-  {
-    const MutexLock lock(world_.mutex);
-    if (!world_.ended.ok()) return WithPrefix(post->Text(), world_.ended);
-    partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
-  }
-  if (partner != nullptr) {
-    const Buffer& from = sends ? buffer : partner->buffer;
-    const Buffer& to = sends ? partner->buffer : buffer;
-    if (from.bytes == to.bytes && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
-    const auto result = [&](const Buffer& peers) {
-      return from.bytes == to.bytes
-                 ? absl::OkStatus()
-                 : absl::InvalidArgumentError(absl::StrCat("the peer states ", peers.bytes, " B"));
-    };
-    const MutexLock lock(world_.mutex);
-    post->Finish(result(partner->buffer));
-    partner->Finish(result(buffer));
-  }
-  return std::make_unique<PendingTransfer<World, Post>>(group_->world, post);
-}
-
-// The oldest post of the other side, which is now copied; or null, and `post` waits in the lane.
-std::shared_ptr<Post> ThreadCommunicator::MatchPartner(const std::shared_ptr<Post>& post,
-                                                       const Group::Lane& lane) {
-  auto& posts = group_->lanes[lane];
-  if (posts.empty() || posts.front()->kind == post->kind) {
-    posts.push_back(post);
-    world_.waiting.insert(post.get());
-    return nullptr;
-  }
-  std::shared_ptr<Post> partner = std::move(posts.front());
-  posts.pop_front();
-  if (posts.empty()) group_->lanes.erase(lane);
-  world_.waiting.erase(partner.get());
-  partner->copying = true;
-  return partner;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> ThreadCommunicator::Split(int color, int key) {
-  ASSIGN_OR_RETURN(const Part part, AgreeOnPart(color, key));
-  ++num_splits_;
-  if (color == kNoGroup) return nullptr;
-  return std::make_unique<ThreadCommunicator>(JoinChild(color, part.members), part.rank);
-}
-
-// The first member to come makes the group, the last one takes it off the list.
-std::shared_ptr<Group> ThreadCommunicator::JoinChild(int color, const std::vector<int>& members) {
-  const MutexLock lock(world_.mutex);
-  const std::pair<int, int> place(num_splits_, color);
-  Group::Child& child = group_->children[place];
-  if (child.group == nullptr) {
-    child.group = std::make_shared<Group>();
-    child.group->world = group_->world;
-    for (const int rank : members) {
-      child.group->world_ranks.push_back(group_->world_ranks[rank]);
-    }
-  }
-  std::shared_ptr<Group> group = child.group;
-  if (++child.num_joined == members.size()) group_->children.erase(place);
-  return group;
-}
 
 }  // namespace
 
