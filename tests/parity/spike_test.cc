@@ -26,6 +26,7 @@
 #include "tests/parity/poisoned_corpus.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
+#include "tests/support/event_reader.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/trainer.h"
 
@@ -202,6 +203,12 @@ TEST_F(SpikeTest, MetricsHaveTheStepsThatCountAndTheSpike) {
     if (step < 25 || step > 33) expected.push_back(step);
   }
   EXPECT_EQ(StepsOf("metrics"), expected);
+  std::vector<int64_t> shown;
+  for (const auto& [step, loss] :
+       testing::ReadShownFigures(root_ / "metrics/tensorboard").at("train/loss")) {
+    shown.push_back(step);
+  }
+  EXPECT_EQ(shown, expected);
   std::ifstream file(root_ / "metrics/metrics.jsonl");
   std::stringstream text;
   text << file.rdbuf();

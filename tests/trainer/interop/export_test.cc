@@ -144,6 +144,8 @@ TEST(Export, OfMarianDividesBranchesByAlphaAndAddsARowOfZeros) {
   for (const Positions positions : {SINUSOIDAL, LEARNED}) {
     ModelSpec model = SampleModel(DEEPNORM);
     model.set_positions(positions);
+    model.set_unscaled_embedding(positions == LEARNED);
+    const double scale = model.unscaled_embedding() ? 1.0 : std::sqrt(8.0);
     MemoryFileSystem fs;
     SaveModel(fs, model);
     const auto report = ExportCheckpoint(fs, kSource, "marian", {.format = ExportFormat::kMarian});
@@ -168,7 +170,7 @@ TEST(Export, OfMarianDividesBranchesByAlphaAndAddsARowOfZeros) {
       }
       if (name == "decoder.embed_positions.weight") {
         for (size_t k = 0; k < d; ++k) {
-          expected[k] += static_cast<float>(double{embedding[2 * d + k]} * std::sqrt(8.0));
+          expected[k] += static_cast<float>(double{embedding[2 * d + k]} * scale);
         }
       }
       EXPECT_EQ(ReadAll(**folder, HfName(name)), expected) << name;
@@ -291,6 +293,11 @@ TEST(Export, IntoAFolderThatHoldsSomethingIsRefused) {
   const absl::Status status = ExportCheckpoint(fs, kSource, "run", {}).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
   EXPECT_THAT(std::string(status.message()), HasSubstr("'run' is not empty"));
+  // An export leaves no tokenizer of a run behind, so this one is somebody's.
+  ASSERT_TRUE(fs.MakeFolder("out").ok());
+  ASSERT_TRUE(ReplaceFile(fs, JoinPath("out", kRunTokenizerFile), "somebody's").ok());
+  EXPECT_EQ(GetExitCode(ExportCheckpoint(fs, kSource, "out", {}).status()), ExitCode::kBadConfig);
+  EXPECT_EQ(*ReadWholeFile(fs, JoinPath("out", kRunTokenizerFile), 100), "somebody's");
 }
 
 TEST(Export, LeavesAloneWhatOthersHaveBesideItsOutputAndBehindLinks) {

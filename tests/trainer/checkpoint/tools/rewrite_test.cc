@@ -155,6 +155,16 @@ TEST_F(Average, RefusesOneGivenTwice) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("are the same checkpoint"));
 }
 
+TEST_F(Average, OfTwoRunsAtOneStepIsTaken) {
+  Manifest other = SampleManifest(10);
+  other.set_source_tokens(1);
+  ASSERT_TRUE(SaveCheckpoint(fs_, "other", other, Views(SampleTensors(10))).ok());
+  folders_.push_back("other/step-00000010");
+  const auto folder = AverageCheckpoints(fs_, folders_, "mean", {});
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(ManifestOf(fs_, *folder).averaged_size(), 4);
+}
+
 TEST_F(Average, OfDamageIsAnErrorAndLeavesNoCheckpoint) {
   fs_.FlipBit("run/step-00000020/tensors-00000-of-00001.bin", 17, 3);
   const absl::Status status = AverageCheckpoints(fs_, folders_, "mean", {}).status();

@@ -57,6 +57,7 @@ TEST_F(Cleaning, DropsAnEmptySide) {
 TEST_F(Cleaning, DropsATagOfThisCorpusOnly) {
   EXPECT_EQ(Judge("Hallo __de__", "Hello"), DropReason::kTagInText);
   EXPECT_EQ(Judge("Hallo", "a__b__en__c"), DropReason::kTagInText);
+  EXPECT_EQ(Judge("Hallo ___de__", "Hello"), DropReason::kTagInText);
   EXPECT_EQ(Judge("Hallo __fr__", "__init__"), DropReason::kNone);
 }
 
@@ -100,6 +101,23 @@ TEST(JudgeLengths, DropsLongAndLopsidedPairs) {
   EXPECT_EQ(JudgeLengths(spec, 4, 13), DropReason::kLengthRatio);
   EXPECT_EQ(JudgeLengths(spec, 1, 9), DropReason::kNone);
   EXPECT_EQ(JudgeLengths(spec, 10, 1), DropReason::kLengthRatio);
+}
+
+TEST(DropCounts, TheExampleOfAReasonIsTheFirstOfAll) {
+  const auto too_long = static_cast<size_t>(DropReason::kTooLong);
+  const auto bad = static_cast<size_t>(DropReason::kBadUtf8);
+  DropCounts counts, later;
+  counts.lines[too_long] = 2;
+  counts.examples[too_long] = "a:1";
+  later.lines[too_long] = 3;
+  later.examples[too_long] = "a:9";
+  later.lines[bad] = 1;
+  later.examples[bad] = "a:7";
+  counts.Add(later);
+  EXPECT_EQ(counts.lines[too_long], 5);
+  EXPECT_EQ(counts.examples[too_long], "a:1");
+  EXPECT_EQ(counts.examples[bad], "a:7");
+  EXPECT_EQ(counts.Total(), 6);
 }
 
 bool Bit(const std::vector<uint64_t>& bits, int64_t line) {

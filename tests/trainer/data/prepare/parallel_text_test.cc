@@ -86,6 +86,14 @@ TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
   EXPECT_TRUE(pair.malformed);
   EXPECT_EQ((*reader)->Location(pair.line), table.tsv_file + ":4");
 
+  // What was cut off may have been the score: such a row is too long, not malformed.
+  table.tsv_file = folder.Write("t", "a\tb\t" + std::string(LineReader::kMaxLineBytes, '1') + "\n");
+  reader = PairReader::Open(table);
+  ASSERT_TRUE(reader.ok());
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_TRUE(pair.cut);
+  EXPECT_FALSE(pair.malformed);
+
   ParallelFiles moses;
   moses.first_file = folder.Write("a", "a\na\n");
   moses.second_file = folder.Write("b", "b\nb\n");

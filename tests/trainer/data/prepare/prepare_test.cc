@@ -508,6 +508,25 @@ TEST(Prepare, SplitsATableOfLanguagesByItsPivotSentences) {
   EXPECT_EQ(joined->target, french->target);
 }
 
+TEST(Prepare, SpacesAroundAPivotSentenceDoNotChangeItsSplit) {
+  const TempFolder folder;
+  std::string rows;
+  for (const auto& [language, pairs] : testing::UdhrPairs()) {
+    const char* const space = language == "fr" ? " " : "";
+    for (const auto& [english, other] : pairs) {
+      absl::StrAppend(&rows, language, "\t", space, english, space, "\t", other, "\n");
+    }
+  }
+  folder.Write("t.tsv", rows);
+  ASSERT_TRUE(PrepareIn(folder, "table { file: 't.tsv' dev_percent: 15 test_percent: 25 }").ok());
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto german = corpus->Sentences("test", "en", "de");
+  const auto french = corpus->Sentences("test", "en", "fr");
+  ASSERT_TRUE(german.ok() && french.ok());
+  EXPECT_EQ(german->source, french->source);
+}
+
 TEST(Prepare, NamesTheLineOfATableThatIsNoRow) {
   const TempFolder folder;
   folder.Write("t.tsv", "de\tone\teins\nde\ttwo\n");

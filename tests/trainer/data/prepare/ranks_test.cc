@@ -26,6 +26,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_shard.h"
+#include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/prepare/parts.h"
 #include "trainer/data/prepare/plan.h"
 #include "trainer/data/prepare/sample_log.h"
@@ -121,6 +122,18 @@ TEST(PrepareOnRanks, GivesTheBytesOfOneProcess) {
     EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, ".deepnet-unfinished"))));
     EXPECT_FALSE(fs::exists(folder.Path(absl::StrCat("on", ranks, "/.deepnet-scratch"))));
   }
+}
+
+// A text of more blocks than ranks need has larger ones, of the same lines.
+TEST(PrepareOnRanks, BlocksThatAreJoinedHaveAllLines) {
+  const TempFolder folder;
+  WriteLongOpus(folder, 60);
+  const std::string spec = absl::StrCat(kSpec, "languages: ['de', 'en']");
+  ASSERT_TRUE(PrepareOn(1, folder, spec, "one", false, 1 << 18).status.ok());
+  const Outcome two = PrepareOn(2, folder, spec, "two");
+  ASSERT_TRUE(two.status.ok()) << two.status;
+  EXPECT_THAT(two.progress, HasSubstr(" pairs of 128 lines"));
+  ExpectSameFiles(folder, "one", "two");
 }
 
 TEST(PrepareOnRanks, TablesAreDealtToo) {
@@ -299,6 +312,27 @@ TEST(PreparedParts, APartOfOtherCleaningIsMadeAgain) {
   KeepScratch(folder, kSpec);
   const Outcome again = PrepareOn(2, folder, other, "out");
   ASSERT_TRUE(again.status.ok()) << again.status;
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+// The scan of before judged by another threshold.
+TEST(PreparedParts, AnotherThresholdIsAnotherScan) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::string scores;
+  for (int i = 0; i < 40; ++i) absl::StrAppend(&scores, i, "\n");
+  folder.Write("scores", scores);
+  const auto spec = [](int threshold) {
+    return absl::StrCat(
+        "tokenizer { vocab_size: 300 } threads: 1 text { source_language: 'de' ",
+        "target_language: 'en' source_file: 'opus/de-en/opus.de-en-train.de' target_file: ",
+        "'opus/de-en/opus.de-en-train.en' score_file: 'scores' score_threshold: ", threshold, " }");
+  };
+  ASSERT_TRUE(PrepareOn(1, folder, spec(5), "fresh").status.ok());
+  KeepScratch(folder, spec(2));
+  const Outcome again = PrepareOn(1, folder, spec(5), "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_THAT(again.progress, Not(HasSubstr("scanned before")));
   ExpectSameFiles(folder, "fresh", "out");
 }
 
@@ -550,6 +584,35 @@ TEST(SampleLog, GivesTheSampleOfOneReaderWhateverTheOrderAndSizes) {
     }
     int num_incomplete = 0;
     EXPECT_EQ(ByLogs(folder, streams, spec, &num_incomplete), direct.Take()) << round;
+  }
+}
+
+TEST(SampleTraining, LeavesOutTheSentencesThatWereAdded) {
+  const TempFolder folder;
+  TextPairs pairs;
+  std::vector<std::string> sentences;
+  for (int i = 0; i < 40; ++i) {
+    pairs.emplace_back(absl::StrCat("satz ", i), absl::StrCat("sentence ", i));
+    sentences.insert(sentences.end(), {pairs.back().first, pairs.back().second});
+  }
+  WritePairs(folder, "t", "de", "en", pairs);
+  LanguagePairTexts texts{.first = "de", .second = "en"};
+  texts.train.push_back({.first_file = folder.Path("t.de"), .second_file = folder.Path("t.en")});
+  HeldOutSentences none;
+  const TextFilter filter(CleaningSpec(), {"de", "en"}, &none);
+  // Languages share it by their lines: one that is counted twice moves the border.
+  const SentenceSampleSpec spec{.max_sentences = 20, .temperature = 1.0};
+  SentenceSample whole(spec);
+  const auto add = [&](SentenceSample& to, size_t i) {
+    to.Add(i % 2 == 0 ? "de" : "en", sentences[i]);
+  };
+  for (size_t i = 0; i < sentences.size(); ++i) add(whole, i);
+  const std::vector<std::string> expected = whole.Take();
+  for (size_t added = 0; added <= sentences.size(); ++added) {
+    SentenceSample sample(spec);
+    for (size_t i = 0; i < added; ++i) add(sample, i);
+    ASSERT_TRUE(SampleTraining(texts, filter, static_cast<int64_t>(added), &sample).ok());
+    EXPECT_EQ(sample.Take(), expected) << added;
   }
 }
 
