@@ -70,8 +70,8 @@ MUTANTS = {
         DATA + "corpus_batch_source.cc", "    spare.target -= pair.size.target;\n", "",
         "trainer_data_prepare_test --gtest_filter=SpareOf.*"),
     "weights-do-not-shape-the-source": (
-        DATA + "data_order.cc", "phases, 1, Factors(index, spec, selected));",
-        "phases, 1, std::vector<double>(selected.size(), 1.0));\n  static_cast<void>(Factors);", "trainer_data_test --gtest_filter=*DataSpec*"),
+        DATA + "data_order.cc", "selected.num_pairs, phases, 1, selected.factors);",
+        "selected.num_pairs, phases, 1);", "trainer_data_test --gtest_filter=*DataSpec*"),
     "of-two-links-none-is-late": (
         DOCTOR + "diagnosis.cc", "latencies[(latencies.size() - 1) / 2]", "latencies[latencies.size() / 2]",
         "trainer_diagnosis_test"),
@@ -102,7 +102,7 @@ MUTANTS = {
         DATA + "prepare/parts.cc", "num_pairs[part.files(0).name()] += part.counts().kept();",
         "num_pairs[part.files(0).name()] += part.counts().lines();", PARTS),
     "one-rank-assembles-everything": (
-        DATA + "prepare/plan.cc", "plan.assemble_seconds = most /", "plan.assemble_seconds = plan.text_bytes /",
+        DATA + "prepare/scan.cc", "plan.assemble_seconds = most /", "plan.assemble_seconds = plan.text_bytes /",
         "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
     "the-cosine-does-not-know-the-warm-up": (
         OPTIM + "learning_rate.cc", "static_cast<double>(optim.decay_steps()) - warmup);",
@@ -178,7 +178,7 @@ MUTANTS = {
     "a-torn-line-alone-stays": (
         "trainer/telemetry/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
     "the-last-line-is-the-longest": (
-        DATA + "prepare/held_out.cc", "std::max(*longest, static_cast<int32_t>(pieces))", "static_cast<int32_t>(pieces)",
+        DATA + "prepare/held_out.cc", "longest = std::max(longest, pieces);", "longest = pieces;",
         "trainer_data_prepare_test --gtest_filter=Prepare.MakesACorpus*"),
     "tokenizers-outlive-their-text": (
         DATA + "prepare/tokenizer.cc",

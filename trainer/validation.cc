@@ -224,14 +224,15 @@ EvaluateShare ShareOf(const RankContext& context, Groups& groups, PipelineStop& 
 
 // Evaluates as the driver of a pipeline. If the pipeline broke, returns that error, since the
 // others follow from it.
-absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, const EvaluateOptions& options,
+absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, EvaluateOptions options,
                                  PipelineScorer& scorer, PipelineStop& stop,
                                  const ShowProgress& show) {
-  absl::StatusOr<EvalRecord> record = Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options,
-                                               [&](const std::string& direction, double fraction) {
-                                                 show(direction, fraction);
-                                                 scorer.Show(direction, fraction);
-                                               });
+  options.progress = [&](const std::string& direction, double fraction) {
+    show(direction, fraction);
+    scorer.Show(direction, fraction);
+  };
+  absl::StatusOr<EvalRecord> record =
+      Evaluate(scorer, scorer, corpus, corpus.vocabulary(), options);
   RETURN_IF_ERROR(scorer.Stop());
   if (stop.IsStopping()) return Stopped();
   if (absl::IsOutOfRange(record.status())) {

@@ -105,12 +105,12 @@ absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   log_options.warnings_only = world.rank() != 0;
   log_options.plain_seconds = 5;
   Logger log(log_options);
+  EvaluateOptions options = OptionsOf(line, model.run, limits, world);
+  options.progress = [&log](const std::string& direction, double fraction) {
+    log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
+  };
   absl::StatusOr<EvalRecord> record =
-      Evaluate(*loaded.scorer, *loaded.pair_scorer, corpus, *loaded.vocabulary,
-               OptionsOf(line, model.run, limits, world),
-               [&log](const std::string& direction, double fraction) {
-                 log.Show({.label = "evaluate", .fraction = fraction, .figures = direction});
-               });
+      Evaluate(*loaded.scorer, *loaded.pair_scorer, corpus, *loaded.vocabulary, options);
   // An error of one rank alone meets the others in the gathering of the next scores.
   RETURN_IF_ERROR(IsAgreed(record.status()) ? record.status()
                                             : AgreeOnStatus(world, record.status()));

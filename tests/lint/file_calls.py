@@ -69,7 +69,6 @@ REASONS = {
     "trainer/data/prepare/cleaning.cc": {
         "unlink(FileName(static_cast<int>(part))": OWN_FOLDER,
         "unlink(FileName(part)": OWN_FOLDER,
-        "fopen(path.c_str(), mode)": OWN_FOLDER,
     },
     "trainer/data/prepare/file_writer.cc": {
         "unlink(path.c_str())": "the file that Create() replaces by its contract",
@@ -84,7 +83,6 @@ REASONS = {
         "files_->DeleteTree(path));": "in the folder whose name ends in kUnfinishedEnd",
         "DeleteIfThere(*files_, context_.OutputScratch())": "a name that only Publish() gives",
     },
-    "trainer/data/prepare/parts.cc": {"O_WRONLY | O_CREAT | O_EXCL": "a new file"},
     "trainer/data/corpus_shard.cc": {
         "unlink(earlier.c_str())": OWN_FOLDER,
         "unlink(IndexPath()": OWN_FOLDER,

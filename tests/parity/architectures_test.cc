@@ -167,8 +167,7 @@ TEST_P(Architectures, ValidatesByLikelihoodAsEvaluateDoesOnAnyNumberOfStages) {
                 .max_positions = 300,
                 .translates = false,
                 .architecture = GetParam(),
-                .mlm_probability = (*model)->run.data().mlm_probability()},
-               [](const std::string&, double) {});
+                .mlm_probability = (*model)->run.data().mlm_probability()});
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_GT(record->nll(), 3);
   EXPECT_LT(record->nll(), 10);

@@ -163,8 +163,7 @@ absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpu
                    .samples = run.train().sample_translations(),
                    .output_folder = output_folder,
                    .tags = run.data().tags(),
-                   .decode = run.decode()},
-                  [](const std::string&, double) {});
+                   .decode = run.decode()});
 }
 
 TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {

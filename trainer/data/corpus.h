@@ -1,9 +1,4 @@
 // A prepared corpus folder, opened for training, validation and translation.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const Corpus corpus, Corpus::Open("/data/opus"));
-//   corpus.directions();                                   // de-en, en-de, en-fr, fr-en
-//   ASSIGN_OR_RETURN(auto dev, corpus.Sentences("dev", "de", "fr"));  // joined over English
 #pragma once
 
 #include <cstdint>

@@ -31,57 +31,57 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     ASSIGN_OR_RETURN(subwords, SubwordSampler::Make(spec, seed, &corpus->vocabulary()));
   }
   return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(*std::move(order), spec, seed, corpus, architecture, subwords));
+      new CorpusBatchSource(*std::move(order), seed, corpus, std::move(subwords)));
 }
 
-CorpusBatchSource::CorpusBatchSource(DataOrder order, const DataSpec& spec, uint64_t seed,
-                                     const Corpus* corpus, Architecture architecture,
-                                     const std::optional<SubwordSampler>& subwords)
+CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpus* corpus,
+                                     std::optional<SubwordSampler> subwords)
     : order_(std::move(order)),
       corpus_(corpus),
-      architecture_(architecture),
       seed_(seed),
-      masking_{spec.mlm_probability(), corpus->vocabulary().first_tag()},
-      max_tokens_(spec.max_sentence_tokens()),
-      subwords_(subwords) {
+      masking_{order_.spec().mlm_probability(), corpus->vocabulary().first_tag()},
+      subwords_(std::move(subwords)) {
   for (const Direction& direction : corpus->directions()) {
     const auto source = corpus->vocabulary().TagId(direction.source);
     const auto target = corpus->vocabulary().TagId(direction.target);
     DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
-    tags_.push_back({spec.tags(), *source, *target});
+    tags_.push_back({order_.spec().tags(), *source, *target});
   }
 }
 
-// Returns the pieces of one side, which has `positions` of the microbatch and may take from
-// `*spare`, those that no pair needs; what it leaves is added there.
-std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side, int32_t positions,
-                                               int32_t* spare) const {
+// Returns the pieces of one side, which may take from `*spare`, the positions of the microbatch
+// that no pair needs; what it leaves is added there.
+std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side,
+                                               PairSize* spare) const {
   const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
   std::vector<int32_t> pieces = (side == 0 ? tokens.source : tokens.target).ToIds();
   if (!subwords_.has_value() || pieces.empty()) return pieces;
-  const PairSize extra = SizeOf(PairLengths(), tags_[pair.direction].style, architecture_);
-  const bool is_source = side == 0 && architecture_ == ENCODER_DECODER;
-  const int32_t room = positions - (is_source ? extra.source : extra.target);
+  const Architecture architecture = order_.architecture();
+  const PairSize extra = SizeOf(PairLengths(), order_.spec().tags(), architecture);
+  const bool is_source = side == 0 && architecture == ENCODER_DECODER;
+  const int32_t room =
+      is_source ? pair.size.source - extra.source : pair.size.target - extra.target;
+  int32_t& left = is_source ? spare->source : spare->target;
   const std::string direction = corpus_->directions()[pair.direction].Name();
-  pieces = subwords_->Cut(pieces, static_cast<size_t>(std::min(room + *spare, max_tokens_)),
-                          {direction, pair.draw, side});
-  *spare += room - static_cast<int32_t>(pieces.size());
+  const int32_t most = std::min(room + left, order_.spec().max_sentence_tokens());
+  pieces = subwords_->Cut(pieces, static_cast<size_t>(most), {direction, pair.draw, side});
+  left += room - static_cast<int32_t>(pieces.size());
   return pieces;
 }
 
 EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step, PairSize* spare) const {
   const DirectionTags& tags = tags_[pair.direction];
-  switch (architecture_) {
+  switch (order_.architecture()) {
     case DECODER_ONLY:
-      return EncodeTargetSide(tags, Pieces(pair, 1, pair.size.target, &spare->target));
+      return EncodeTargetSide(tags, Pieces(pair, 1, spare));
     case ENCODER_ONLY: {
       const std::string direction = corpus_->directions()[pair.direction].Name();
-      return EncodeSourceSide(tags, Pieces(pair, 0, pair.size.target, &spare->target), masking_,
+      return EncodeSourceSide(tags, Pieces(pair, 0, spare), masking_,
                               {seed_, direction, pair.pair, step});
     }
     default: {
-      const std::vector<int32_t> source = Pieces(pair, 0, pair.size.source, &spare->source);
-      return EncodePair(tags, source, Pieces(pair, 1, pair.size.target, &spare->target));
+      const std::vector<int32_t> source = Pieces(pair, 0, spare);
+      return EncodePair(tags, source, Pieces(pair, 1, spare));
     }
   }
 }

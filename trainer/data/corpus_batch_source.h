@@ -39,21 +39,18 @@ class CorpusBatchSource : public BatchSource {
   const DataOrder& order() const { return order_; }
 
  private:
-  CorpusBatchSource(DataOrder order, const DataSpec& spec, uint64_t seed, const Corpus* corpus,
-                    Architecture architecture, const std::optional<SubwordSampler>& subwords);
+  CorpusBatchSource(DataOrder order, uint64_t seed, const Corpus* corpus,
+                    std::optional<SubwordSampler> subwords);
   absl::StatusOr<Microbatch> Pack(std::span<const PairRef> pairs, uint32_t ordinal,
                                   int64_t step) const;
   EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
-  std::vector<int32_t> Pieces(const PairRef& pair, int side, int32_t positions,
-                              int32_t* spare) const;
+  std::vector<int32_t> Pieces(const PairRef& pair, int side, PairSize* spare) const;
 
   const DataOrder order_;
   std::vector<DirectionTags> tags_;  // by direction
   const Corpus* const corpus_;
-  const Architecture architecture_;
   const uint64_t seed_;
   const MaskingRule masking_;                     // ENCODER_ONLY
-  const int32_t max_tokens_;                      // pieces a side
   const std::optional<SubwordSampler> subwords_;  // data.subword_alpha above 0
   int64_t window_number_ = -1;                    // of window_
   DataOrder::Window window_;

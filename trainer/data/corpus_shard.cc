@@ -314,17 +314,15 @@ TokenSpan Shard::Tokens(int64_t pair, int64_t begin, size_t count) const {
   return tokens;
 }
 
-bool Shard::HasTokens(const ShardEntry& entry) const {
-  const int64_t count = int64_t{entry.num_first} + entry.num_second;
-  return entry.first_token >= 0 && entry.first_token <= header_.num_tokens &&
-         count <= header_.num_tokens - entry.first_token;
-}
-
 ShardEntry Shard::entry(int64_t pair) const {
   const auto bytes = static_cast<int64_t>(sizeof(ShardEntry));
   if (!AreGood(header_.index_offset + pair * bytes, bytes)) return {};
   const ShardEntry entry = index_[pair];
-  if (HasTokens(entry)) return entry;
+  const int64_t count = int64_t{entry.num_first} + entry.num_second;
+  if (entry.first_token >= 0 && entry.first_token <= header_.num_tokens &&
+      count <= header_.num_tokens - entry.first_token) {
+    return entry;
+  }
   NoteDamage(absl::StrCat("pair ", pair, " lies outside of the tokens"));
   return {};
 }

@@ -165,7 +165,6 @@ class Shard {
   std::string_view Block(size_t block) const;
   bool CheckBlock(size_t block) const;
   bool AreGood(int64_t begin, int64_t bytes) const;  // `begin` counts from the start of the file
-  bool HasTokens(const ShardEntry& entry) const;
   TokenSpan Tokens(int64_t pair, int64_t begin, size_t count) const;
   void NoteDamage(std::string_view what) const;
 

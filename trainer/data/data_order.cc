@@ -32,11 +32,6 @@ struct DrawMoments {
   MeanAndVariance source, target, sentences;
 };
 
-struct WindowShape {
-  int64_t steps = 0;
-  int64_t pairs = 0;
-};
-
 void AddMoments(double share, double kept, MeanAndVariance of_kept, MeanAndVariance* sum) {
   const double mean = of_kept.mean, mean_of_draw = kept * mean;
   sum->mean += share * mean_of_draw;
@@ -54,52 +49,52 @@ double DrawsThatFit(const MeanAndVariance& moments, double capacity) {
   return root * root;
 }
 
-std::vector<int> SelectedDirections(const PairIndex& index, const DataSpec& spec) {
-  std::vector<int> selected;
-  const std::vector<Direction>& directions = index.directions();
-  for (int i = 0; i < static_cast<int>(directions.size()); ++i) {
-    if (IsSelected(directions[i], spec) && directions[i].num_pairs > 0) selected.push_back(i);
+Capacity CapacityOf(const MicrobatchSpec& microbatch) {
+  return {microbatch.max_source_tokens(), microbatch.max_target_tokens(),
+          microbatch.max_sentences()};
+}
+
+SelectedDirections Select(const PairIndex& index, const DataSpec& spec) {
+  SelectedDirections selected;
+  for (int i = 0; i < static_cast<int>(index.directions().size()); ++i) {
+    const Direction& direction = index.directions()[i];
+    if (!IsSelected(direction, spec) || direction.num_pairs == 0) continue;
+    selected.indices.push_back(i);
+    selected.num_pairs.push_back(direction.num_pairs);
+    selected.factors.push_back(1.0);
+    for (const DirectionWeight& weight : spec.weights()) {
+      if (direction.Matches(weight.direction())) selected.factors.back() = weight.weight();
+    }
   }
   return selected;
 }
 
-std::vector<int64_t> Counts(const PairIndex& index, std::span<const int> selected) {
-  std::vector<int64_t> counts;
-  for (const int i : selected) counts.push_back(index.directions()[i].num_pairs);
-  return counts;
-}
-
-// Returns the factor of each selected direction's share.
-std::vector<double> Factors(const PairIndex& index, const DataSpec& spec,
-                            std::span<const int> selected) {
-  std::vector<double> factors(selected.size(), 1.0);
-  for (size_t i = 0; i < selected.size(); ++i) {
-    for (const DirectionWeight& weight : spec.weights()) {
-      if (index.directions()[selected[i]].Matches(weight.direction())) factors[i] = weight.weight();
-    }
+std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_window) {
+  std::vector<SamplingPhase> phases;
+  for (const TemperaturePoint& point : spec.temperature()) {
+    const int64_t window = (point.from_step() + steps_per_window - 1) / steps_per_window;
+    if (!phases.empty() && phases.back().first_window == window) phases.pop_back();
+    phases.push_back({window, point.temperature()});
   }
-  return factors;
+  if (phases.empty()) phases.push_back({0, 1.0});
+  return phases;
 }
 
 // Returns the moments of a draw at each temperature of the run.
 std::vector<DrawMoments> MomentsByPhase(const PairIndex& index, const DataSpec& spec,
                                         Architecture architecture) {
-  const std::vector<int> selected = SelectedDirections(index, spec);
+  const SelectedDirections selected = Select(index, spec);
   const int32_t room = SubwordRoom(spec);
   const PairSize extra = SizeOf({room, room}, spec.tags(), architecture);
-  std::vector<SamplingPhase> phases;
-  for (const TemperaturePoint& point : spec.temperature()) {
-    phases.push_back({static_cast<int64_t>(phases.size()), point.temperature()});
-  }
-  if (phases.empty()) phases.push_back({0, 1.0});
-  const SamplingPlan plan(Counts(index, selected), phases, 1, Factors(index, spec, selected));
+  const std::vector<SamplingPhase> phases = PhasesOf(spec, /*steps_per_window=*/1);
+  const SamplingPlan plan(selected.num_pairs, phases, 1, selected.factors);
   std::vector<DrawMoments> moments(phases.size());
   for (int k = 0; k < static_cast<int>(phases.size()); ++k) {
-    for (int i = 0; i < static_cast<int>(selected.size()); ++i) {
-      LengthMoments lengths = index.Moments(selected[i], spec.max_sentence_tokens());
+    for (int i = 0; i < static_cast<int>(selected.indices.size()); ++i) {
+      LengthMoments lengths = index.Moments(selected.indices[i], spec.max_sentence_tokens());
       const double share = plan.Share(i, k);
-      const double kept = static_cast<double>(lengths.num_pairs) /
-                          static_cast<double>(index.directions()[selected[i]].num_pairs);
+      const double kept =
+          static_cast<double>(lengths.num_pairs) / static_cast<double>(selected.num_pairs[i]);
       MeanAndVariance& labelled = architecture == ENCODER_ONLY ? lengths.source : lengths.target;
       labelled.mean += extra.target;
       AddMoments(share, kept, labelled, &moments[k].target);
@@ -179,7 +174,7 @@ absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec,
   for (const DirectionWeight& weight : spec.weights()) {
     RETURN_IF_ERROR(CheckKnown(index, "data.weights", weight.direction()));
   }
-  const std::vector<int> selected = SelectedDirections(index, spec);
+  const std::vector<int> selected = Select(index, spec).indices;
   if (selected.empty()) {
     return absl::InvalidArgumentError("data.folder: the corpus has no training pairs");
   }
@@ -218,17 +213,6 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
   return absl::InvalidArgumentError(absl::StrCat("data.microbatch.", field, ": ", capacity,
                                                  " is too small, a pair may need ", needed,
                                                  " (data.max_sentence_tokens and tags)"));
-}
-
-std::vector<SamplingPhase> PhasesOf(const DataSpec& spec, int64_t steps_per_window) {
-  std::vector<SamplingPhase> phases;
-  for (const TemperaturePoint& point : spec.temperature()) {
-    const int64_t window = (point.from_step() + steps_per_window - 1) / steps_per_window;
-    if (!phases.empty() && phases.back().first_window == window) phases.pop_back();
-    phases.push_back({window, point.temperature()});
-  }
-  if (phases.empty()) phases.push_back({0, 1.0});
-  return phases;
 }
 
 std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
@@ -283,7 +267,7 @@ absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architectur
 
 std::vector<std::string> DirectionsOfLongPairs(const PairIndex& index, const DataSpec& spec) {
   std::vector<std::string> names;
-  for (const int i : SelectedDirections(index, spec)) {
+  for (const int i : Select(index, spec).indices) {
     if (index.Moments(i, spec.max_sentence_tokens()).num_pairs > 0) continue;
     names.push_back(index.directions()[i].Name());
   }
@@ -294,9 +278,6 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
                                           const PairIndex* index, Architecture architecture) {
   DataSpec resolved = spec;
   RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved, architecture));
-  const MicrobatchSpec& microbatch = resolved.microbatch();
-  const Capacity capacity = {microbatch.max_source_tokens(), microbatch.max_target_tokens(),
-                             microbatch.max_sentences()};
   const std::vector<DrawMoments> phases = MomentsByPhase(*index, resolved, architecture);
   const bool all_skipped = std::all_of(
       phases.begin(), phases.end(), [](const DrawMoments& m) { return m.sentences.mean <= 0.0; });
@@ -305,53 +286,48 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
         absl::StrCat("data.max_sentence_tokens: every pair has a side of more than ",
                      resolved.max_sentence_tokens(), " pieces"));
   }
-  const WindowShape shape = ShapeOfWindow(phases, capacity, resolved.global_microbatches());
-  return DataOrder(resolved, seed, index, architecture, shape.steps, shape.pairs);
+  return DataOrder(
+      resolved, seed, index, architecture,
+      ShapeOfWindow(phases, CapacityOf(resolved.microbatch()), resolved.global_microbatches()));
 }
 
 DataOrder::DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index,
-                     Architecture architecture, int64_t steps_per_window, int64_t pairs_per_window)
+                     Architecture architecture, const WindowShape& window)
     : index_(index),
+      spec_(spec),
       key_(MakeKey(seed, RandomPurpose::kDataOrder)),
-      tags_(spec.tags()),
       architecture_(architecture),
-      max_tokens_(spec.max_sentence_tokens()),
       subword_room_(SubwordRoom(spec)),
-      capacity_{spec.microbatch().max_source_tokens(), spec.microbatch().max_target_tokens(),
-                spec.microbatch().max_sentences()},
-      global_microbatches_(spec.global_microbatches()),
-      steps_per_window_(steps_per_window),
-      pairs_per_window_(pairs_per_window),
-      selected_(SelectedDirections(*index, spec)),
-      sampling_(Counts(*index, selected_), PhasesOf(spec, steps_per_window), pairs_per_window,
-                Factors(*index, spec, selected_)) {}
+      capacity_(CapacityOf(spec.microbatch())),
+      window_(window),
+      selected_(Select(*index, spec)),
+      sampling_(selected_.num_pairs, PhasesOf(spec, window.steps), window.pairs,
+                selected_.factors) {}
 
 double DataOrder::steps_per_epoch() const {
   double pairs = 0.0;
-  for (const int direction : selected_) {
-    pairs += static_cast<double>(index_->directions()[static_cast<size_t>(direction)].num_pairs);
-  }
-  return pairs / static_cast<double>(pairs_per_window_) * static_cast<double>(steps_per_window_);
+  for (const int64_t count : selected_.num_pairs) pairs += static_cast<double>(count);
+  return pairs / static_cast<double>(window_.pairs) * static_cast<double>(window_.steps);
 }
 
 int64_t DataOrder::NumDrawn(int direction, int64_t window) const {
-  const auto found = std::find(selected_.begin(), selected_.end(), direction);
-  if (found == selected_.end()) return 0;
-  return sampling_.NumDrawn(static_cast<int>(found - selected_.begin()), window);
+  const auto found = std::ranges::find(selected_.indices, direction);
+  if (found == selected_.indices.end()) return 0;
+  return sampling_.NumDrawn(static_cast<int>(found - selected_.indices.begin()), window);
 }
 
 PairSize DataOrder::Reserved(const PairLengths& lengths) const {
-  return SizeOf({std::min(lengths.source + subword_room_, max_tokens_),
-                 std::min(lengths.target + subword_room_, max_tokens_)},
-                tags_, architecture_);
+  return SizeOf({std::min(lengths.source + subword_room_, spec_.max_sentence_tokens()),
+                 std::min(lengths.target + subword_room_, spec_.max_sentence_tokens())},
+                spec_.tags(), architecture_);
 }
 
 // Returns the pairs of a window but for those with a side of more than max_tokens pieces.
 std::vector<PairRef> DataOrder::Draw(int64_t window) const {
   std::vector<PairRef> pairs;
-  pairs.reserve(static_cast<size_t>(pairs_per_window_) + selected_.size());
-  for (int i = 0; i < static_cast<int>(selected_.size()); ++i) {
-    const int direction = selected_[i];
+  pairs.reserve(static_cast<size_t>(window_.pairs) + selected_.indices.size());
+  for (int i = 0; i < static_cast<int>(selected_.indices.size()); ++i) {
+    const int direction = selected_.indices[i];
     const Direction& facts = index_->directions()[direction];
     PermutationKey key = {key_, HashName(facts.Name()), 0};
     const int64_t end = sampling_.NumDrawn(i, window + 1);
@@ -359,7 +335,7 @@ std::vector<PairRef> DataOrder::Draw(int64_t window) const {
       key.epoch = static_cast<uint32_t>(n / facts.num_pairs);
       const int64_t pair = Permute(key, facts.num_pairs, n % facts.num_pairs);
       const PairLengths lengths = index_->Lengths(direction, pair);
-      if (std::max(lengths.source, lengths.target) > max_tokens_) continue;
+      if (std::max(lengths.source, lengths.target) > spec_.max_sentence_tokens()) continue;
       pairs.push_back({direction, pair, Reserved(lengths), n});
     }
   }
@@ -368,7 +344,7 @@ std::vector<PairRef> DataOrder::Draw(int64_t window) const {
 
 DataOrder::Window DataOrder::MakeWindow(int64_t window) const {
   DEEPNET_CHECK(window >= 0) << "window " << window;
-  const auto num_microbatches = static_cast<int>(steps_per_window_ * global_microbatches_);
+  const auto num_microbatches = static_cast<int>(window_.steps * global_microbatches());
   std::vector<PairRef> pairs = Draw(window);
   Packing packing = PackBalanced(Sizes(pairs), num_microbatches, capacity_);
   if (window > 0) {

@@ -5,15 +5,10 @@
 // epoch; they are packed together into all the window's microbatches, whose random order decides
 // which step owns which. A step needs its window alone: nothing is replayed. The design, with the
 // figures behind the constants: docs/design/data.md.
-//
-// Example:
-//   DataSpec spec = ...;
-//   RETURN_IF_ERROR(ResolveDataSpec(corpus, &spec));
-//   ASSIGN_OR_RETURN(const DataOrder order, DataOrder::Make(spec, seed, &corpus));
-//   const DataOrder::Window window = order.MakeWindow(step / order.steps_per_window());
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,6 +53,18 @@ struct PairRef {
   friend bool operator==(const PairRef&, const PairRef&) = default;
 };
 
+struct WindowShape {
+  int64_t steps = 0;
+  int64_t pairs = 0;  // drawn, up to rounding
+};
+
+// The directions in use: those that a spec selects and that have pairs.
+struct SelectedDirections {
+  std::vector<int> indices;  // into PairIndex::directions()
+  std::vector<int64_t> num_pairs;
+  std::vector<double> factors;  // of their shares: data.weights
+};
+
 // Immutable; safe from several threads.
 class DataOrder {
  public:
@@ -75,12 +82,14 @@ class DataOrder {
   // Returns the positions that a window keeps for a pair of so many pieces.
   PairSize Reserved(const PairLengths& lengths) const;
 
-  int64_t steps_per_window() const { return steps_per_window_; }
-  int64_t pairs_per_window() const { return pairs_per_window_; }  // drawn, up to rounding
+  int64_t steps_per_window() const { return window_.steps; }
+  int64_t pairs_per_window() const { return window_.pairs; }
   // The steps that draw as many pairs as the directions in use have together.
   double steps_per_epoch() const;
-  int64_t global_microbatches() const { return global_microbatches_; }
+  int64_t global_microbatches() const { return spec_.global_microbatches(); }
   const Capacity& capacity() const { return capacity_; }
+  const DataSpec& spec() const { return spec_; }
+  Architecture architecture() const { return architecture_; }
 
   // Returns how many pairs `direction` has given before `window`; pair number n of a direction
   // belongs to epoch n / num_pairs.
@@ -88,23 +97,20 @@ class DataOrder {
 
  private:
   DataOrder(const DataSpec& spec, uint64_t seed, const PairIndex* index, Architecture architecture,
-            int64_t steps_per_window, int64_t pairs_per_window);
+            const WindowShape& window);
 
   std::vector<PairRef> Draw(int64_t window) const;
   void Shuffle(int64_t window, Window* microbatches) const;
 
   const PairIndex* index_;
+  DataSpec spec_;
   PhiloxKey key_;
-  TagStyle tags_;
   Architecture architecture_;
-  int32_t max_tokens_;
   int32_t subword_room_;  // pieces a side
   Capacity capacity_;
-  int64_t global_microbatches_;
-  int64_t steps_per_window_;
-  int64_t pairs_per_window_;
-  std::vector<int> selected_;  // directions in use, indices into index_->directions()
-  SamplingPlan sampling_;      // over selected_
+  WindowShape window_;
+  SelectedDirections selected_;
+  SamplingPlan sampling_;  // over selected_
 };
 
 }  // namespace deepnet

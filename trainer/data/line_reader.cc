@@ -22,7 +22,6 @@
 #include "parallel/base/utf8.h"
 
 namespace deepnet {
-
 namespace {
 
 constexpr size_t kRawBytes = 1 << 20;     // of a file, read by one call
@@ -32,98 +31,67 @@ constexpr size_t kOutputBytes = 1 << 18;  // text produced by one call
 
 // Turns the bytes of a file into the bytes of its text. The library behind it consumes bytes and
 // may hold text of them back when its output is full.
-class Decompressor {
- public:
-  explicit Decompressor(const char* name) : name_(name) {}
+struct Decompressor {
+  explicit Decompressor(const char* stream_name) : name(stream_name) {}
   virtual ~Decompressor() = default;
 
-  // Consumes from the front of *input, appends at most some 100 kB of text to *output. True: there
-  // is more text in what was consumed, call again. Empty input otherwise says that the file ends; a
-  // stream that is not complete then is an error.
-  absl::StatusOr<bool> Decompress(std::string_view* input, std::string* output) {
-    if (input->empty() && !output_full_) {
-      if (open_) return absl::DataLossError(absl::StrCat("the ", name_, " stream is cut short"));
-      return false;
-    }
-    const size_t made = Step(input, text_.get());
-    output->append(text_.get(), made);
-    if (damaged_) return absl::DataLossError(absl::StrCat("the ", name_, " stream ", Damage()));
-    output_full_ = open_ && made == kOutputBytes;
-    return output_full_;
-  }
+  // Consumes from the front of *input and returns the bytes of text that it put to `output`.
+  virtual size_t Step(std::string_view* input) = 0;
 
- protected:
-  // Consumes from the front of *input and returns the bytes of text that it put to `output`, which
-  // has room for kOutputBytes.
-  virtual size_t Step(std::string_view* input, char* output) = 0;
-  // Returns why no more can be read, after "the gzip stream".
-  virtual std::string Damage() const { return "is damaged"; }
-
-  bool open_ = true;      // a member or frame has begun and not ended
-  bool damaged_ = false;  // no more can be read
-
- private:
-  const char* const name_;
-  // It is not cleared: a file of many small members would clear it for each.
-  const std::unique_ptr<char[]> text_ = std::make_unique_for_overwrite<char[]>(kOutputBytes);
-  bool output_full_ = false;
+  const char* const name;
+  // Has room for kOutputBytes. It is not cleared: a file of many small members would clear it for
+  // each.
+  const std::unique_ptr<char[]> output = std::make_unique_for_overwrite<char[]>(kOutputBytes);
+  bool open = true;    // a member or frame has begun and not ended
+  std::string damage;  // why no more can be read, after "the gzip stream"; empty: it can
 };
 
 namespace {
 
-class Gzip : public Decompressor {
- public:
-  Gzip() : Decompressor("gzip") {
-    DEEPNET_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK) << "zlib";
-  }
-  ~Gzip() override { inflateEnd(&stream_); }
+struct Gzip : public Decompressor {
+  Gzip() : Decompressor("gzip") { DEEPNET_CHECK(inflateInit2(&stream, 15 + 16) == Z_OK) << "zlib"; }
+  ~Gzip() override { inflateEnd(&stream); }
 
- private:
-  size_t Step(std::string_view* input, char* output) override {
-    if (!open_) inflateReset(&stream_);
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input->data()));
-    stream_.avail_in = static_cast<uInt>(input->size());
-    stream_.next_out = reinterpret_cast<Bytef*>(output);
-    stream_.avail_out = kOutputBytes;
-    const int result = inflate(&stream_, Z_NO_FLUSH);
-    input->remove_prefix(input->size() - stream_.avail_in);
-    open_ = result != Z_STREAM_END;
-    damaged_ = open_ && result != Z_OK && result != Z_BUF_ERROR;
-    return kOutputBytes - stream_.avail_out;
+  size_t Step(std::string_view* input) override {
+    if (!open) inflateReset(&stream);
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input->data()));
+    stream.avail_in = static_cast<uInt>(input->size());
+    stream.next_out = reinterpret_cast<Bytef*>(output.get());
+    stream.avail_out = kOutputBytes;
+    const int result = inflate(&stream, Z_NO_FLUSH);
+    input->remove_prefix(input->size() - stream.avail_in);
+    open = result != Z_STREAM_END;
+    if (open && result != Z_OK && result != Z_BUF_ERROR) damage = "is damaged";
+    return kOutputBytes - stream.avail_out;
   }
 
-  z_stream stream_ = {};
+  z_stream stream = {};
 };
 
-class Zstandard : public Decompressor {
- public:
-  Zstandard() : Decompressor("zstd"), stream_(ZSTD_createDStream()) {
-    DEEPNET_CHECK(stream_ != nullptr) << "zstd";
-    ZSTD_DCtx_setParameter(stream_, ZSTD_d_windowLogMax, LineReader::kMaxZstdWindowLog);
+struct Zstandard : public Decompressor {
+  Zstandard() : Decompressor("zstd"), stream(ZSTD_createDStream()) {
+    DEEPNET_CHECK(stream != nullptr) << "zstd";
+    ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, LineReader::kMaxZstdWindowLog);
   }
-  ~Zstandard() override { ZSTD_freeDStream(stream_); }
+  ~Zstandard() override { ZSTD_freeDStream(stream); }
 
- private:
-  size_t Step(std::string_view* input, char* output) override {
+  size_t Step(std::string_view* input) override {
     ZSTD_inBuffer in = {input->data(), input->size(), 0};
-    ZSTD_outBuffer out = {output, kOutputBytes, 0};
-    const size_t result = ZSTD_decompressStream(stream_, &out, &in);
+    ZSTD_outBuffer out = {output.get(), kOutputBytes, 0};
+    const size_t result = ZSTD_decompressStream(stream, &out, &in);
     input->remove_prefix(in.pos);
-    damaged_ = ZSTD_isError(result) != 0;
-    wants_window_ = ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge;
-    open_ = result != 0;
+    open = result != 0;
+    constexpr int kLog = LineReader::kMaxZstdWindowLog;
+    if (ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge) {
+      damage = absl::StrCat("needs more memory than a window of ", 1 << (kLog - 20),
+                            " MiB: compress it with --long=", kLog, " at most");
+    } else if (ZSTD_isError(result) != 0) {
+      damage = "is damaged";
+    }
     return out.pos;
   }
 
-  std::string Damage() const override {
-    if (!wants_window_) return Decompressor::Damage();
-    constexpr int kLog = LineReader::kMaxZstdWindowLog;
-    return absl::StrCat("needs more memory than a window of ", 1 << (kLog - 20),
-                        " MiB: compress it with --long=", kLog, " at most");
-  }
-
-  ZSTD_DStream* const stream_;
-  bool wants_window_ = false;  // The window that the stream asks for is above the limit.
+  ZSTD_DStream* const stream;
 };
 
 // Returns null for plain text.
@@ -222,9 +190,16 @@ absl::Status LineReader::SkipTo(int64_t line_number, int64_t text_offset) {
 }
 
 absl::Status LineReader::Decompress() {
-  const absl::StatusOr<bool> more = decompressor_->Decompress(&raw_, &text_);
-  if (!more.ok()) return Failure(std::string(more.status().message()));
-  held_back_ = *more;
+  const auto failure = [this](std::string_view what) {
+    return Failure(absl::StrCat("the ", decompressor_->name, " stream ", std::string(what)));
+  };
+  if (raw_.empty() && !held_back_) {  // the file ends
+    return decompressor_->open ? failure("is cut short") : absl::OkStatus();
+  }
+  const size_t made = decompressor_->Step(&raw_);
+  text_.append(decompressor_->output.get(), made);
+  if (!decompressor_->damage.empty()) return failure(decompressor_->damage);
+  held_back_ = decompressor_->open && made == kOutputBytes;
   const int64_t unpacked = text_offset_ + static_cast<int64_t>(text_.size());
   if (unpacked <= std::max(kAlwaysUnpackedBytes, kMaxUnpackRatio * raw_bytes_)) {
     return absl::OkStatus();

@@ -1,12 +1,4 @@
 // Lines of a text file of any size: plain, gzip or zstandard, told apart by their first bytes.
-//
-// Example:
-//   ASSIGN_OR_RETURN(auto reader, LineReader::Open("train.de.gz"));
-//   std::string_view line;
-//   for (;;) {
-//     ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-//     if (!more) break;
-//   }
 #pragma once
 
 #include <cstdint>
@@ -21,7 +13,7 @@
 
 namespace deepnet {
 
-class Decompressor;
+struct Decompressor;
 
 // Returns the name of the archive or compression that `text`, the first bytes of a file, begins;
 // empty: none that is known. LineReader reads gzip and zstd.

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdint>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"

@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <google/protobuf/unknown_field_set.h>
+
 #include "trainer/data/content_hash.h"
 
 namespace deepnet {
@@ -83,28 +85,15 @@ std::string Number(double value) {
   return text.str();
 }
 
-// Fields of a message of protobuf, each a number and, where it has bytes, these. Reads to the end
-// of what can be read.
-template <typename Visit>
-void ForEachField(std::string_view message, const Visit& visit) {
-  const auto varint = [&message] {
-    size_t value = 0;
-    for (int shift = 0; !message.empty() && shift < 64; shift += 7) {
-      const auto byte = static_cast<unsigned char>(message.front());
-      message.remove_prefix(1);
-      value |= static_cast<size_t>(byte & 0x7F) << shift;
-      if (byte < 0x80) break;
-    }
-    return value;
-  };
-  while (!message.empty()) {
-    const size_t key = varint();
-    const size_t value = varint();
-    if ((key & 7) != 2) continue;  // an integer: all others of these messages
-    const std::string_view bytes = message.substr(0, value);
-    visit(key >> 3, bytes);
-    message.remove_prefix(bytes.size());
+// Returns the bytes of field `number` of a message of protobuf; empty: it has none.
+std::string FieldOf(const std::string& message, int number) {
+  google::protobuf::UnknownFieldSet fields;
+  fields.ParseFromString(message);
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const google::protobuf::UnknownField& field = fields.field(i);
+    if (field.number() == number) return field.length_delimited();
   }
+  return "";
 }
 
 // Removes the rule of `character` from `rules`, SentencePiece's compiled ones: the size of a double
@@ -129,7 +118,7 @@ void RemoveRule(std::string_view character, std::string* rules) {
 std::string DefaultRules() {
   const std::vector<std::string> text = {"a"};
   VectorIterator iterator(text);
-  std::string model, rules;
+  std::string model;
   const auto status =
       sentencepiece::SentencePieceTrainer::Train({{"model_type", "char"},
                                                   {"vocab_size", "5"},
@@ -138,12 +127,8 @@ std::string DefaultRules() {
                                                   {"minloglevel", "2"}},
                                                  &iterator, &model);
   if (!status.ok()) return "";
-  ForEachField(model, [&](size_t field, std::string_view bytes) {
-    if (field != 3) return;  // normalizer_spec
-    ForEachField(bytes, [&](size_t part, std::string_view value) {
-      if (part == 2) rules = value;  // precompiled_charsmap
-    });
-  });
+  constexpr int kNormalizerSpec = 3, kPrecompiledCharsmap = 2;
+  std::string rules = FieldOf(FieldOf(model, kNormalizerSpec), kPrecompiledCharsmap);
   RemoveRule("\u200c", &rules);
   return rules;
 }
@@ -158,12 +143,9 @@ bool IsNormalizationName(std::string_view normalization) {
 SentenceSample::SentenceSample(const SentenceSampleSpec& spec) : spec_(spec) {}
 
 SentenceSample::Language& SentenceSample::Entry(std::string_view language) {
-  auto found = languages_.find(language);
-  if (found == languages_.end()) {
-    found = languages_.emplace(std::string(language), Language()).first;
-    found->second.hash = HashBytes(language, spec_.seed);
-  }
-  return found->second;
+  const auto [entry, is_new] = languages_.try_emplace(std::string(language));
+  if (is_new) entry->second.hash = HashBytes(language, spec_.seed);
+  return entry->second;
 }
 
 bool SentenceSample::Add(std::string_view language, std::string_view sentence) {

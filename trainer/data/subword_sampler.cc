@@ -10,14 +10,10 @@
 #include "trainer/data/sampling.h"
 
 namespace deepnet {
+namespace {
 
-int32_t SubwordRoom(const DataSpec& spec) {
-  if (spec.subword_alpha() == 0) return 0;
-  return (static_cast<int32_t>(std::bit_width(static_cast<uint32_t>(spec.subword_nbest() - 1))) +
-          2) /
-         3;
-}
-
+// Returns the index of the segmentation that `bits` draw among those of at most `most` pieces, each
+// with probability proportional to exp(alpha * score); -1: there is none. The same on every host.
 int ChooseSegmentation(std::span<const Segmentation> segmentations, double alpha, size_t most,
                        uint32_t bits) {
   int best = -1;
@@ -39,6 +35,15 @@ int ChooseSegmentation(std::span<const Segmentation> segmentations, double alpha
   const double drawn = (bits + 0.5) * 0x1p-32 * sum;  // strictly between 0 and the sum
   const auto chosen = std::upper_bound(sums.begin(), sums.end(), drawn);
   return static_cast<int>(chosen - sums.begin());
+}
+
+}  // namespace
+
+int32_t SubwordRoom(const DataSpec& spec) {
+  if (spec.subword_alpha() == 0) return 0;
+  return (static_cast<int32_t>(std::bit_width(static_cast<uint32_t>(spec.subword_nbest() - 1))) +
+          2) /
+         3;
 }
 
 absl::StatusOr<SubwordSampler> SubwordSampler::Make(const DataSpec& spec, uint64_t seed,

@@ -23,11 +23,6 @@ namespace deepnet {
 // the sentence's length. 0 without data.subword_alpha.
 int32_t SubwordRoom(const DataSpec& spec);
 
-// Returns the index of the segmentation that `bits` draw among those of at most `most` pieces, each
-// with probability proportional to exp(alpha * score); -1: there is none. The same on every host.
-int ChooseSegmentation(std::span<const Segmentation> segmentations, double alpha, size_t most,
-                       uint32_t bits);
-
 // Identifies one side of a draw.
 struct SubwordKey {
   std::string_view direction;  // "de-en"

@@ -19,8 +19,7 @@
 #include "trainer/data/encoded_pair.h"
 #include "trainer/decode/search.h"
 #include "trainer/decode/translator.h"
-#include "trainer/eval/bleu.h"
-#include "trainer/eval/chrf.h"
+#include "trainer/eval/sacrebleu.h"
 #include "trainer/eval/score_table.h"
 #include "trainer/eval/tokenizers.h"
 
@@ -96,8 +95,7 @@ double MeanNll(const SentenceScores& scores) {
 // Replaces `folder`/`name`.
 absl::Status WriteLines(const std::string& folder, const std::string& name,
                         const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
+  const std::string text = absl::StrJoin(lines, "\n") + "\n";
   const auto files = MakePosixFileSystem(Durability::kProcessEnd);
   RETURN_IF_ERROR(
       WithExitCode(WithPrefix("--output", files->MakeFolder(folder)), ExitCode::kBadConfig));
@@ -105,37 +103,34 @@ absl::Status WriteLines(const std::string& folder, const std::string& name,
                       ExitCode::kData);
 }
 
-class Evaluator {
- public:
-  Evaluator(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
-            const Vocabulary& vocabulary, const EvaluateOptions& options)
-      : scorer_(scorer),
-        pair_scorer_(pair_scorer),
-        corpus_(corpus),
-        vocabulary_(vocabulary),
-        options_(options),
-        codec_(MakeTextCodec(vocabulary)) {}
+struct Evaluator {
+  Scorer& scorer;
+  PairScorer& pair_scorer;
+  const Corpus& corpus;
+  const Vocabulary& vocabulary;
+  const EvaluateOptions& options;
+  const TextCodec codec = MakeTextCodec(vocabulary);
 
   // Adds the score of directions[index] and its samples to `record`.
   absl::Status Score(const std::vector<Direction>& directions, size_t index,
                      EvalRecord& record) const {
     const Direction& route = directions[index];
-    auto found = corpus_.Sentences(options_.split, route.source, route.target);
+    auto found = corpus.Sentences(options.split, route.source, route.target);
     if (!found.ok()) return WithExitCode(found.status(), ExitCode::kData);
     ParallelSentences text = *std::move(found);
-    if (options_.sentences > 0 && text.source.size() > static_cast<size_t>(options_.sentences)) {
-      text.source.resize(options_.sentences);
-      text.target.resize(options_.sentences);
+    if (options.sentences > 0 && text.source.size() > static_cast<size_t>(options.sentences)) {
+      text.source.resize(options.sentences);
+      text.target.resize(options.sentences);
     }
-    const auto source_tag = vocabulary_.TagId(route.source),
-               target_tag = vocabulary_.TagId(route.target);
+    const auto source_tag = vocabulary.TagId(route.source),
+               target_tag = vocabulary.TagId(route.target);
     if (!source_tag.has_value() || !target_tag.has_value()) {
       return DataError(
           absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
     const absl::StatusOr<SentenceScores> scores =
-        Gather(options_.share,
-               ScoreSentences(text, route.Name(), {options_.tags, *source_tag, *target_tag}));
+        Gather(options.share,
+               ScoreSentences(text, route.Name(), {options.tags, *source_tag, *target_tag}));
     RETURN_IF_ERROR(WithPrefix(route.Name(), scores.status()));
 
     DirectionScore& score = *record.add_directions();
@@ -147,12 +142,12 @@ class Evaluator {
       return WithExitCode(absl::OutOfRangeError(absl::StrCat(route.Name(), ": ", kNotFinite)),
                           ExitCode::kCheckpoint);
     }
-    if (!options_.translates || text.source.empty()) return absl::OkStatus();
+    if (!options.translates || text.source.empty()) return absl::OkStatus();
     const std::vector<std::string> hypotheses(scores->hypotheses().begin(),
                                               scores->hypotheses().end());
     RETURN_IF_ERROR(Compare(hypotheses, text.target, route, score));
     for (const size_t i :
-         SampleSentences(options_.samples, index, directions.size(), text.source.size())) {
+         SampleSentences(options.samples, index, directions.size(), text.source.size())) {
       SampleTranslation& sample = *record.add_samples();
       sample.set_direction(route.Name());
       sample.set_line(static_cast<int64_t>(i) + 1);
@@ -163,7 +158,6 @@ class Evaluator {
     return absl::OkStatus();
   }
 
- private:
   // Scores translations and writes them, where that is asked for.
   absl::Status Compare(const std::vector<std::string>& hypotheses,
                        const std::vector<std::string>& references, const Direction& route,
@@ -173,12 +167,12 @@ class Evaluator {
     score.set_tokenizer(tokenizer.name);
     score.set_bleu(CorpusBleu(hypotheses, references, tokenizer).score);
     score.set_chrf(CorpusChrf(hypotheses, references));
-    if (!options_.spm_file.empty()) {
-      ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options_.spm_file));
+    if (!options.spm_file.empty()) {
+      ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options.spm_file));
       score.set_spbleu(CorpusBleu(hypotheses, references, pieces).score);
     }
-    const std::string& folder = options_.output_folder;
-    if (folder.empty() || options_.share.part > 0) return absl::OkStatus();
+    const std::string& folder = options.output_folder;
+    if (folder.empty() || options.share.part > 0) return absl::OkStatus();
     RETURN_IF_ERROR(WriteLines(folder, route.Name() + ".hyp", hypotheses));
     return WriteLines(folder, route.Name() + ".ref", references);
   }
@@ -186,16 +180,16 @@ class Evaluator {
   // Sentence i as the model learns it. What a masked model does not see is the same every time.
   EncodedPair Encode(const ParallelSentences& text, size_t i, const std::string& direction,
                      const DirectionTags& tags) const {
-    switch (options_.architecture) {
+    switch (options.architecture) {
       case DECODER_ONLY:
-        return EncodeTargetSide(tags, vocabulary_.Encode(text.target[i]));
+        return EncodeTargetSide(tags, vocabulary.Encode(text.target[i]));
       case ENCODER_ONLY:
-        return EncodeSourceSide(tags, vocabulary_.Encode(text.source[i]),
-                                {options_.mlm_probability, vocabulary_.first_tag()},
+        return EncodeSourceSide(tags, vocabulary.Encode(text.source[i]),
+                                {options.mlm_probability, vocabulary.first_tag()},
                                 {.direction = direction, .pair = static_cast<int64_t>(i)});
       default:
-        return EncodePair(tags, vocabulary_.Encode(text.source[i]),
-                          vocabulary_.Encode(text.target[i]));
+        return EncodePair(tags, vocabulary.Encode(text.source[i]),
+                          vocabulary.Encode(text.target[i]));
     }
   }
 
@@ -203,9 +197,9 @@ class Evaluator {
   absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text,
                                                 const std::string& direction,
                                                 const DirectionTags& tags) const {
-    const SentenceRange range = RangeOf(options_.share, text.source.size());
+    const SentenceRange range = RangeOf(options.share, text.source.size());
     SentenceScores scores;
-    if (options_.translates) {
+    if (options.translates) {
       ASSIGN_OR_RETURN(const std::vector<Translation> translations, Translate(text, range, tags));
       for (const Translation& t : translations) scores.add_hypotheses(t.best[0].text);
     }
@@ -213,13 +207,13 @@ class Evaluator {
     for (size_t i = range.first; i < range.end; ++i) {
       EncodedPair pair = Encode(text, i, direction, tags);
       const size_t longest = std::max(pair.source.size(), pair.labels.size());
-      if (options_.max_positions > 0 && longest > static_cast<size_t>(options_.max_positions))
+      if (options.max_positions > 0 && longest > static_cast<size_t>(options.max_positions))
         continue;
       scores.set_num_tokens(scores.num_tokens() +
                             std::ranges::count_if(pair.labels, [](int32_t id) { return id >= 0; }));
       pairs.push_back(std::move(pair));
     }
-    const std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
+    const std::vector<double> log_probs = pair_scorer.LogProbabilities(pairs);
     scores.mutable_log_probabilities()->Assign(log_probs.begin(), log_probs.end());
     return scores;
   }
@@ -227,23 +221,15 @@ class Evaluator {
   absl::StatusOr<std::vector<Translation>> Translate(const ParallelSentences& text,
                                                      const SentenceRange& range,
                                                      const DirectionTags& tags) const {
-    ASSIGN_OR_RETURN(SearchOptions search,
-                     MakeSearchOptions(options_.decode, vocabulary_.TagIds()));
+    ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options.decode, vocabulary.TagIds()));
     search.nbest = 1;
-    Translator translator(scorer_, codec_, MakeTagFrame(tags),
+    Translator translator(scorer, codec, MakeTagFrame(tags),
                           {.search = std::move(search),
-                           .limits = options_.limits,
-                           .max_positions = options_.max_positions});
+                           .limits = options.limits,
+                           .max_positions = options.max_positions});
     const auto sources = std::span(text.source).subspan(range.first, range.end - range.first);
     return translator.Translate(sources, static_cast<int64_t>(range.first));
   }
-
-  Scorer& scorer_;
-  PairScorer& pair_scorer_;
-  const Corpus& corpus_;
-  const Vocabulary& vocabulary_;
-  const EvaluateOptions& options_;
-  const TextCodec codec_;
 };
 
 // The signatures of all tokenizers that were used, spBLEU's last.
@@ -279,14 +265,16 @@ std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_direct
 }
 
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
-                                    const Vocabulary& vocabulary, const EvaluateOptions& options,
-                                    const EvaluateProgress& progress) {
+                                    const Vocabulary& vocabulary, const EvaluateOptions& options) {
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(const std::vector<Direction> routes, Directions(corpus, options));
-  const Evaluator evaluator(scorer, pair_scorer, corpus, vocabulary, options);
+  const Evaluator evaluator{scorer, pair_scorer, corpus, vocabulary, options};
   EvalRecord record;
   for (size_t i = 0; i < routes.size(); ++i) {
-    progress(routes[i].Name(), static_cast<double>(i) / static_cast<double>(routes.size()));
+    if (options.progress) {
+      options.progress(routes[i].Name(),
+                       static_cast<double>(i) / static_cast<double>(routes.size()));
+    }
     RETURN_IF_ERROR(evaluator.Score(routes, i, record));
   }
   const DirectionScore all = MeanScore(record, AnyDirection);

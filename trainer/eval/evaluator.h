@@ -2,7 +2,6 @@
 // compare as sacreBLEU does. Knows a model only as a Scorer.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -61,10 +60,9 @@ struct EvaluateOptions {
   DecodeSpec decode;                            // its defaults filled in
   BatchLimits limits;
   EvaluateShare share;  // default: this evaluator alone
+  // Called with the direction that begins and the fraction of them that are done.
+  std::function<void(const std::string& direction, double fraction)> progress = {};
 };
-
-// Called with what is being done and the fraction of directions that are done.
-using EvaluateProgress = std::function<void(const std::string& direction, double fraction)>;
 
 // Returns which of `num_sentences` sentences are the samples of direction `index` of
 // `num_directions`, ascending: `samples` are spread evenly over the directions, and those of one
@@ -77,7 +75,6 @@ std::vector<size_t> SampleSentences(int samples, size_t index, size_t num_direct
 // ExitCode::kData. Scores are the same bits whether one evaluator or several share the sentences,
 // as far as rows of `scorer` are independent.
 absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, const Corpus& corpus,
-                                    const Vocabulary& vocabulary, const EvaluateOptions& options,
-                                    const EvaluateProgress& progress);
+                                    const Vocabulary& vocabulary, const EvaluateOptions& options);
 
 }  // namespace deepnet

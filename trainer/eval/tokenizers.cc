@@ -1,7 +1,8 @@
 // sacreBLEU states its rules as four regular expressions applied one after the other; each is a
-// function here. They may run over bytes: every class they name is ASCII or the complement of one,
-// and a byte of a longer code point behaves as the whole code point would (it never starts a match,
-// and where "any other character" is copied, copying its nearest byte leaves the rest in place).
+// line of TokenizeMarks. They may run over bytes: every class they name is ASCII or the complement
+// of one, and a byte of a longer code point behaves as the whole code point would (it never starts
+// a match, and where "any other character" is copied, copying its nearest byte leaves the rest in
+// place).
 #include "trainer/eval/tokenizers.h"
 
 #include <algorithm>
@@ -39,14 +40,14 @@ std::string SpaceAroundMarks(std::string_view in) {
   return out;
 }
 
-// Copies `in`; where two neighbours match, `replace` appends their replacement. This is what a
-// regular expression of two characters does with /g.
-template <typename Match, typename Replace>
-std::string ReplacePairs(std::string_view in, Match match, Replace replace) {
+// Copies `in`; where two neighbours match, they stand between `before` and `after` and with a space
+// between them. This is what a regular expression of two characters does with /g.
+template <typename Match>
+std::string SplitPairs(std::string_view in, Match match, const char* before, const char* after) {
   std::string out;
   for (size_t i = 0; i < in.size(); ++i) {
     if (i + 1 < in.size() && match(in[i], in[i + 1])) {
-      replace(out, in[i], in[i + 1]);
+      out.append(before).append(1, in[i]).append(1, ' ').append(1, in[i + 1]).append(after);
       ++i;
     } else {
       out += in[i];
@@ -55,30 +56,15 @@ std::string ReplacePairs(std::string_view in, Match match, Replace replace) {
   return out;
 }
 
-// s/([^0-9])([.,])/\1 \2 /g
-std::string SpaceAfterNonDigit(std::string_view in) {
-  return ReplacePairs(
-      in, [](char a, char b) { return !IsDigit(a) && IsPeriodOrComma(b); },
-      [](std::string& out, char a, char b) { (((out += a) += ' ') += b) += ' '; });
-}
-
-// s/([.,])([^0-9])/ \1 \2/g
-std::string SpaceBeforeNonDigit(std::string_view in) {
-  return ReplacePairs(
-      in, [](char a, char b) { return IsPeriodOrComma(a) && !IsDigit(b); },
-      [](std::string& out, char a, char b) { (((out += ' ') += a) += ' ') += b; });
-}
-
-// s/([0-9])(-)/\1 \2 /g
-std::string SpaceAroundDash(std::string_view in) {
-  return ReplacePairs(
-      in, [](char a, char b) { return IsDigit(a) && b == '-'; },
-      [](std::string& out, char a, char b) { (((out += a) += ' ') += b) += ' '; });
-}
-
 std::vector<std::string> TokenizeMarks(std::string_view line) {
-  return SplitOnSpace(
-      SpaceAroundDash(SpaceBeforeNonDigit(SpaceAfterNonDigit(SpaceAroundMarks(line)))));
+  const auto after_other = [](char a, char b) { return !IsDigit(a) && IsPeriodOrComma(b); };
+  const auto before_other = [](char a, char b) { return IsPeriodOrComma(a) && !IsDigit(b); };
+  const auto dash = [](char a, char b) { return IsDigit(a) && b == '-'; };
+  std::string text = SpaceAroundMarks(line);
+  text = SplitPairs(text, after_other, "", " ");   // s/([^0-9])([.,])/\1 \2 /g
+  text = SplitPairs(text, before_other, " ", "");  // s/([.,])([^0-9])/ \1 \2/g
+  text = SplitPairs(text, dash, "", " ");          // s/([0-9])(-)/\1 \2 /g
+  return SplitOnSpace(text);
 }
 
 std::vector<std::string> Tokenize13a(std::string_view segment) {

@@ -13,8 +13,7 @@
 #include "absl/strings/str_split.h"
 #include <gtest/gtest.h>
 
-#include "trainer/eval/bleu.h"
-#include "trainer/eval/chrf.h"
+#include "trainer/eval/sacrebleu.h"
 #include "trainer/eval/tokenizers.h"
 
 namespace deepnet {

@@ -4,18 +4,20 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include <google/protobuf/text_format.h>
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"
-#include "trainer/data/prepare/cleaning.h"
-#include "trainer/data/prepare/pair_report.h"
 
 namespace deepnet {
 namespace {
@@ -24,11 +26,151 @@ namespace fs = std::filesystem;
 
 std::string NameOf(const PreparedPart& part) { return absl::StrFormat("%016x", part.key()); }
 
+constexpr size_t kBatchLines = 8192;
+constexpr size_t kBatchBytes = size_t{4} << 20;
+
+// Pairs in the order of their text, with a copy of it.
+struct LineBatch {
+  struct Line {
+    RawPair pair;  // views of `text`
+    bool duplicate;
+  };
+
+  bool IsFull() const { return lines.size() >= kBatchLines || text.size() >= kBatchBytes; }
+
+  void Add(RawPair pair, bool duplicate) {
+    text.reserve(kBatchBytes + 2 * LineReader::kMaxLineBytes);  // so that views stay valid
+    for (std::string_view* side : {&pair.first, &pair.second}) {
+      *side = {text.append(*side).data() + text.size() - side->size(), side->size()};
+    }
+    lines.push_back({pair, duplicate});
+  }
+
+  std::string text;
+  std::vector<Line> lines;
+};
+
+// The pairs of a batch after filters and tokenizer.
+struct EncodedBatch {
+  std::vector<int32_t> tokens;                     // of the kept pairs, first then second
+  std::vector<std::pair<size_t, size_t>> lengths;  // pieces of each kept pair
+  DropCounts counts;
+};
+
+// Appends the kept pairs of one block to a shard in the order of the text; the first sides of
+// synthetic text begin with its tag. Lines are read into one batch a thread; the batches are
+// tokenized side by side, then written in the order in which they were read: the shard is the same
+// for any number of threads. Memory: some 10 MiB a thread.
+class BlockEncoder {
+ public:
+  BlockEncoder(const TextFilter& filter, const Vocabulary& vocabulary,
+               const LanguagePairTexts& texts)
+      : filter_(filter),
+        vocabulary_(vocabulary),
+        texts_(texts),
+        tag_(vocabulary.TagId(texts.tag)) {}
+
+  // `duplicate_bits` as the scan gives them. Returns the counts of the block. Once.
+  absl::StatusOr<LanguagePairReport> Run(const TextBlock& block, int num_threads,
+                                         const std::vector<uint64_t>& duplicate_bits,
+                                         ShardWriter& shard) {
+    const ParallelFiles& text = texts_.train[static_cast<size_t>(block.text())];
+    languages_ = TextFilter::LanguagePair::Of(texts_, text);
+    ASSIGN_OR_RETURN(reader_, PairReader::Open(text));
+    const std::vector<int64_t> offsets(block.offset().begin(), block.offset().end());
+    if (block.line() > 0) RETURN_IF_ERROR(reader_->SkipTo(block.line(), offsets));
+    const int64_t end = block.bit() + block.lines();
+    for (int64_t bit = block.bit(); bit < end;) {
+      std::vector<LineBatch> batches(static_cast<size_t>(num_threads));
+      for (LineBatch& batch : batches) {
+        for (RawPair pair; bit < end && !batch.IsFull(); ++bit) {
+          ASSIGN_OR_RETURN(const bool more, reader_->Next(&pair));
+          if (!more) {
+            return absl::DataLossError(absl::StrCat(reader_->Location(pair.line),
+                                                    ": fewer lines than when it was read first"));
+          }
+          const uint64_t word = duplicate_bits[static_cast<size_t>(bit / 64)];
+          batch.Add(pair, (word >> (bit % 64) & 1) != 0);
+        }
+      }
+      ASSIGN_OR_RETURN(const std::vector<EncodedBatch> encoded, EncodeSideBySide(batches));
+      for (const EncodedBatch& batch : encoded) RETURN_IF_ERROR(Write(batch, shard));
+    }
+    LanguagePairReport report = MakePairReport(texts_, "train", counts_);
+    SetLengths(first_tokens_, second_tokens_, longest_, &report);
+    return report;
+  }
+
+ private:
+  EncodedBatch Encode(const LineBatch& batch) const {
+    EncodedBatch result;
+    for (auto [pair, duplicate] : batch.lines) {
+      DropReason reason = filter_.Judge(languages_, &pair);
+      if (reason == DropReason::kNone && duplicate) reason = DropReason::kDuplicate;
+      if (reason == DropReason::kNone) {
+        std::vector<int32_t> first = vocabulary_.Encode(pair.first);
+        const std::vector<int32_t> second = vocabulary_.Encode(pair.second);
+        reason = filter_.JudgeLengths(std::ssize(first), std::ssize(second));
+        if (reason == DropReason::kNone) {
+          if (tag_.has_value()) first.insert(first.begin(), *tag_);
+          result.tokens.insert(result.tokens.end(), first.begin(), first.end());
+          result.tokens.insert(result.tokens.end(), second.begin(), second.end());
+          result.lengths.emplace_back(first.size(), second.size());
+        }
+      }
+      result.counts.Add(reason, *reader_, pair.line);
+    }
+    return result;
+  }
+
+  absl::StatusOr<std::vector<EncodedBatch>> EncodeSideBySide(
+      const std::vector<LineBatch>& batches) const {
+    std::vector<EncodedBatch> results(batches.size());
+    std::vector<std::thread> threads;
+    absl::Status started;
+    for (size_t i = 1; i < batches.size() && started.ok(); ++i) {
+      auto thread = StartThread([&, i] { results[i] = Encode(batches[i]); });
+      started = WithPrefix(absl::StrCat("prepare.threads: ", i, " of ", batches.size(), " run"),
+                           thread.status());
+      if (thread.ok()) threads.push_back(*std::move(thread));
+    }
+    if (started.ok()) results[0] = Encode(batches[0]);
+    for (std::thread& thread : threads) thread.join();
+    RETURN_IF_ERROR(started);
+    return results;
+  }
+
+  absl::Status Write(const EncodedBatch& batch, ShardWriter& shard) {
+    std::span<const int32_t> rest = batch.tokens;
+    for (const auto& [first, second] : batch.lengths) {
+      RETURN_IF_ERROR(shard.Add(rest.first(first), rest.subspan(first, second)));
+      rest = rest.subspan(first + second);
+      first_tokens_ += static_cast<int64_t>(first);
+      second_tokens_ += static_cast<int64_t>(second);
+      longest_ = std::max(longest_, static_cast<int32_t>(std::max(first, second)));
+    }
+    counts_.Add(batch.counts);
+    return absl::OkStatus();
+  }
+
+  const TextFilter& filter_;
+  const Vocabulary& vocabulary_;
+  const LanguagePairTexts& texts_;
+  const std::optional<int32_t> tag_;  // what the first sides begin with
+  TextFilter::LanguagePair languages_;
+  std::unique_ptr<PairReader> reader_;
+  // Sums over the pairs that were kept.
+  DropCounts counts_;
+  int64_t first_tokens_ = 0;  // pieces
+  int64_t second_tokens_ = 0;
+  int32_t longest_ = 0;  // pieces of the longest side
+};
+
 }  // namespace
 
 EncodedBlocks::EncodedBlocks(PrepareContext& context, const std::string& tokenizer,
                              const Vocabulary& vocabulary)
-    : context_(context), vocabulary_(vocabulary) {
+    : context_(context), vocabulary_(vocabulary), filter_(context.Filter()) {
   for (size_t pair = 0; pair < context_.scans.size(); ++pair) {
     for (const TextBlock& block : context_.scans[pair].blocks()) {
       blocks_.push_back({pair, &block});
@@ -40,14 +182,13 @@ EncodedBlocks::EncodedBlocks(PrepareContext& context, const std::string& tokeniz
 // The place is part of the key because the counts name it; so is the number of a tag, which a
 // language that is added changes.
 uint64_t EncodedBlocks::EncodeKey(const Block& it, const std::string& tokenizer) const {
-  const CleaningSpec cleaning = WithDefaults(context_.spec.cleaning());
   const ParallelFiles& text = TextsOf(it).train[static_cast<size_t>(it.block->text())];
   const std::optional<int32_t> tag = vocabulary_.TagId(TextsOf(it).tag);
   const std::string facts[] = {
       "encode 1",
       absl::StrCat(TextsOf(it).Name(), tag.has_value() ? absl::StrCat(" ", *tag) : ""),
       tokenizer,
-      absl::StrCat(cleaning.max_sentence_tokens(), " ", cleaning.max_length_ratio()),
+      absl::StrCat(filter_.spec().max_sentence_tokens(), " ", filter_.spec().max_length_ratio()),
       absl::StrCat(text.first_file, " ", text.second_file, " ",
                    text.origin.empty() ? text.tsv_file : text.origin),
       absl::StrCat(it.block->line(), " ", it.block->lines(), " ", it.block->judged())};
@@ -126,12 +267,6 @@ absl::Status EncodedBlocks::Encode() {
     open.push_back(i);
     costs.push_back(blocks_[i].block->lines());
   }
-  const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
-  EncodeSpec encode;
-  encode.filter = &filter;
-  encode.vocabulary = &vocabulary_;
-  encode.cleaning = WithDefaults(context_.spec.cleaning());
-  encode.num_threads = context_.num_threads;
   CorpusParts mine;
   std::vector<uint64_t> bits;
   const LanguagePairTexts* bits_of = nullptr;
@@ -144,7 +279,7 @@ absl::Status EncodedBlocks::Encode() {
       bits_of = &TextsOf(it);
       ASSIGN_OR_RETURN(bits, ReadBits(context_.scans[it.pair]));
     }
-    RETURN_IF_ERROR(EncodeOne(encode, bits, &it));
+    RETURN_IF_ERROR(EncodeOne(bits, &it));
     *mine.add_parts() = it.part;
   }
   return NoteEncoded(mine);
@@ -168,15 +303,15 @@ absl::Status EncodedBlocks::NoteEncoded(const CorpusParts& mine) {
   return absl::OkStatus();
 }
 
-absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits,
-                                      Block* it) {
+absl::Status EncodedBlocks::EncodeOne(const std::vector<uint64_t>& bits, Block* it) {
   const LanguagePairTexts& texts = TextsOf(*it);
   PreparedPart& part = it->part;
   const std::string name = NameOf(part) + ".pairs";
   const std::string path = absl::StrCat(context_.OwnFolder(), "/", name);
   ASSIGN_OR_RETURN(auto shard, ShardWriter::Create(path, vocabulary_.size()));
-  ASSIGN_OR_RETURN(const EncodedTotals totals,
-                   EncodeBlock(texts, *it->block, encode, bits, shard.get()));
+  ASSIGN_OR_RETURN(*part.mutable_counts(),
+                   BlockEncoder(filter_, vocabulary_, texts)
+                       .Run(*it->block, context_.num_threads, bits, *shard));
   RETURN_IF_ERROR(shard->Finish());
   ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
   CorpusFile& file = *part.add_files();
@@ -185,7 +320,6 @@ absl::Status EncodedBlocks::EncodeOne(const EncodeSpec& encode, const std::vecto
   file.set_bytes(bytes);
   file.set_hash(hash);
   *part.add_blocks() = *it->block;
-  *part.mutable_counts() = MakePairReport(texts, "train", totals);
   RETURN_IF_ERROR(context_.Keep(NameOf(part), part));
   context_.Say(absl::StrCat("encoded ", texts.Name(), " from line ", it->block->line() + 1, ": ",
                             part.counts().kept(), " pairs of ", part.counts().lines(), " lines"));

@@ -12,8 +12,8 @@
 
 #include "proto/data.pb.h"
 #include "proto/prepare.pb.h"
+#include "trainer/data/prepare/cleaning.h"
 #include "trainer/data/prepare/context.h"
-#include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
@@ -56,7 +56,7 @@ class EncodedBlocks {
   absl::Status FindEarlier();
   void WarnOfDrops() const;                           // of each text
   absl::Status NoteEncoded(const CorpusParts& mine);  // of all ranks
-  absl::Status EncodeOne(const EncodeSpec& encode, const std::vector<uint64_t>& bits, Block* it);
+  absl::Status EncodeOne(const std::vector<uint64_t>& bits, Block* it);
   absl::StatusOr<std::vector<uint64_t>> ReadBits(const PreparedPart& scan) const;
   Pairs PairsOf(const PreparedPart& part) const;
   absl::StatusOr<CorpusFile> WriteShard(const LanguagePairTexts& texts,
@@ -65,6 +65,7 @@ class EncodedBlocks {
 
   PrepareContext& context_;
   const Vocabulary& vocabulary_;
+  const TextFilter filter_;
   std::map<uint64_t, EarlierPart> earlier_;  // of the corpus that is replaced
   std::vector<Block> blocks_;                // in the order of their pairs
 };

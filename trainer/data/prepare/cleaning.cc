@@ -1,21 +1,20 @@
 #include "trainer/data/prepare/cleaning.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "trainer/data/content_hash.h"
+#include "trainer/data/corpus_manifest.h"
 
 namespace deepnet {
 namespace {
@@ -28,14 +27,6 @@ bool IsText(std::string_view side) {
   return IsUtf8(side) && side.find('\0') == std::string_view::npos;
 }
 
-using File = std::unique_ptr<FILE, int (*)(FILE*)>;
-
-absl::StatusOr<File> OpenFile(const std::string& path, const char* mode) {
-  File file(fopen(path.c_str(), mode), fclose);
-  if (file == nullptr) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
-  return file;
-}
-
 }  // namespace
 
 std::string_view Name(DropReason reason) {
@@ -44,12 +35,6 @@ std::string_view Name(DropReason reason) {
       "below score", "in dev or test", "duplicate", "too long",   "length ratio"};
   static_assert(!kNames.back().empty());
   return kNames[static_cast<size_t>(reason)];
-}
-
-CleaningSpec WithDefaults(CleaningSpec spec) {
-  if (spec.max_sentence_tokens() == 0) spec.set_max_sentence_tokens(250);
-  if (spec.max_length_ratio() == 0.0) spec.set_max_length_ratio(3.0);
-  return spec;
 }
 
 uint64_t HeldOutSentences::LanguageHash(std::string_view language) { return HashBytes(language); }
@@ -74,7 +59,9 @@ uint64_t HeldOutSentences::Digest() const {
 
 TextFilter::TextFilter(const CleaningSpec& spec, std::vector<std::string> languages,
                        const HeldOutSentences* held_out)
-    : spec_(WithDefaults(spec)), languages_(std::move(languages)), held_out_(held_out) {
+    : spec_(spec), languages_(std::move(languages)), held_out_(held_out) {
+  if (spec_.max_sentence_tokens() == 0) spec_.set_max_sentence_tokens(250);
+  if (spec_.max_length_ratio() == 0.0) spec_.set_max_length_ratio(3.0);
   DEEPNET_CHECK(std::is_sorted(languages_.begin(), languages_.end())) << "languages";
 }
 
@@ -116,12 +103,12 @@ DropReason TextFilter::Judge(const LanguagePair& languages, RawPair* pair) const
   return DropReason::kNone;
 }
 
-DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces) {
+DropReason TextFilter::JudgeLengths(int64_t first_pieces, int64_t second_pieces) const {
   const auto [shorter, longer] = std::minmax(first_pieces, second_pieces);
-  if (longer > spec.max_sentence_tokens()) return DropReason::kTooLong;
+  if (longer > spec_.max_sentence_tokens()) return DropReason::kTooLong;
   if (shorter == 0) return DropReason::kEmptySide;
   if (longer >= kRatioFromPieces &&
-      static_cast<double>(longer) > spec.max_length_ratio() * static_cast<double>(shorter)) {
+      static_cast<double>(longer) > spec_.max_length_ratio() * static_cast<double>(shorter)) {
     return DropReason::kLengthRatio;
   }
   return DropReason::kNone;
@@ -141,6 +128,64 @@ void DropCounts::Add(const DropCounts& later) {
 
 int64_t DropCounts::Total() const {
   return std::accumulate(lines.begin(), lines.end(), int64_t{0});
+}
+
+void SetLengths(int64_t first, int64_t second, int32_t longest, LanguagePairReport* report) {
+  const double kept = std::max<double>(1.0, static_cast<double>(report->kept()));
+  report->set_first_tokens(first);
+  report->set_second_tokens(second);
+  report->set_first_mean_length(static_cast<double>(first) / kept);
+  report->set_second_mean_length(static_cast<double>(second) / kept);
+  report->set_longest(longest);
+}
+
+LanguagePairReport MakePairReport(const LanguagePairTexts& texts, std::string_view split,
+                                  const DropCounts& counts) {
+  LanguagePairReport report;
+  report.set_first_language(texts.first);
+  report.set_second_language(texts.second);
+  report.set_split(std::string(split));
+  report.set_lines(counts.Total());
+  report.set_kept(counts.lines[0]);
+  for (int reason = 1; reason < kNumDropReasons; ++reason) {
+    if (counts.lines[reason] == 0) continue;
+    DropCount& drop = *report.add_dropped();
+    drop.set_reason(std::string(Name(static_cast<DropReason>(reason))));
+    drop.set_lines(counts.lines[reason]);
+    drop.set_example(counts.examples[reason]);
+  }
+  return report;
+}
+
+std::string DropWarning(const LanguagePairReport& counts) {
+  const int64_t dropped = counts.lines() - counts.kept();
+  if (dropped <= counts.lines() / 2) return "";
+  const auto most =
+      std::max_element(counts.dropped().begin(), counts.dropped().end(),
+                       [](const auto& a, const auto& b) { return a.lines() < b.lines(); });
+  DEEPNET_CHECK(most != counts.dropped().end());
+  return absl::StrCat(DirectionsOf(counts).front().Name(), ", ", counts.split(), ": ",
+                      WithCommas(dropped), " of ", WithCommas(counts.lines()),
+                      " lines are dropped, ", WithCommas(most->lines()), " for the reason \"",
+                      most->reason(), "\", the first of them ", most->example());
+}
+
+void AddCounts(const LanguagePairReport& block, LanguagePairReport* report) {
+  report->set_lines(report->lines() + block.lines());
+  report->set_kept(report->kept() + block.kept());
+  report->set_first_tokens(report->first_tokens() + block.first_tokens());
+  report->set_second_tokens(report->second_tokens() + block.second_tokens());
+  report->set_longest(std::max(report->longest(), block.longest()));
+  for (const DropCount& drop : block.dropped()) {
+    const auto found = std::find_if(report->dropped().begin(), report->dropped().end(),
+                                    [&](const auto& it) { return it.reason() == drop.reason(); });
+    if (found == report->dropped().end()) {
+      *report->add_dropped() = drop;
+    } else {
+      auto& sum = *report->mutable_dropped(static_cast<int>(found - report->dropped().begin()));
+      sum.set_lines(sum.lines() + drop.lines());
+    }
+  }
 }
 
 DuplicateFinder::DuplicateFinder(std::string folder, int64_t memory_records)
@@ -174,14 +219,12 @@ absl::Status DuplicateFinder::Spill() {
     const int part = part_of(records_[begin]);
     size_t end = begin;
     while (end < records_.size() && part_of(records_[end]) == part) ++end;
-    ASSIGN_OR_RETURN(const File file,
-                     OpenFile(FileName(part), part_sizes_[part] == 0 ? "wbx" : "ab"));
-    const size_t count = end - begin;
-    if (fwrite(&records_[begin], sizeof(Record), count, file.get()) != count ||
-        fflush(file.get()) != 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(FileName(part), ": ", strerror(errno)));
-    }
-    part_sizes_[part] += static_cast<int64_t>(count);
+    ASSIGN_OR_RETURN(const auto file, part_sizes_[part] == 0
+                                          ? files_->CreateNew(FileName(part))
+                                          : files_->OpenForAppend(FileName(part)));
+    RETURN_IF_ERROR(file->Append(
+        {reinterpret_cast<const char*>(&records_[begin]), (end - begin) * sizeof(Record)}));
+    part_sizes_[part] += static_cast<int64_t>(end - begin);
     begin = end;
   }
   records_.clear();
@@ -202,19 +245,21 @@ void DuplicateFinder::FindInRecords(std::vector<uint64_t>* duplicates) {
 absl::Status DuplicateFinder::FindInFile(int part, std::vector<uint64_t>* duplicates) {
   // Half of memory, because rounds differ in size.
   const auto rounds = static_cast<uint64_t>(part_sizes_[part] / (memory_records_ / 2 + 1)) + 1;
-  std::vector<Record> buffer(4096);
+  std::vector<Record> buffer(1 << 16);
+  const std::span<char> bytes(reinterpret_cast<char*>(buffer.data()),
+                              buffer.size() * sizeof(Record));
   for (uint64_t round = 0; round < rounds; ++round) {
-    ASSIGN_OR_RETURN(const File file, OpenFile(FileName(part), "rb"));
-    int64_t num_read = 0;
-    while (const size_t count = fread(buffer.data(), sizeof(Record), buffer.size(), file.get())) {
-      num_read += static_cast<int64_t>(count);
-      for (size_t i = 0; i < count; ++i) {
-        if (((buffer[i].hash >> 40) & 0xFFFF) % rounds == round) records_.push_back(buffer[i]);
+    for (int64_t begin = 0; begin < part_sizes_[part]; begin += std::ssize(buffer)) {
+      const int64_t count = std::min(std::ssize(buffer), part_sizes_[part] - begin);
+      ASSIGN_OR_RETURN(const int64_t num_read,
+                       files_->ReadAt(FileName(part), begin * int64_t{sizeof(Record)}, bytes));
+      if (num_read != count * int64_t{sizeof(Record)}) {
+        return absl::DataLossError(
+            absl::StrCat(FileName(part), ": not ", part_sizes_[part], " records"));
       }
-    }
-    if (num_read != part_sizes_[part]) {
-      return absl::DataLossError(
-          absl::StrCat(FileName(part), ": ", num_read, " records, not ", part_sizes_[part]));
+      for (const Record& record : std::span(buffer).first(static_cast<size_t>(count))) {
+        if (((record.hash >> 40) & 0xFFFF) % rounds == round) records_.push_back(record);
+      }
     }
     FindInRecords(duplicates);
   }

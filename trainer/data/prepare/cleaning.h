@@ -1,9 +1,10 @@
 // Decides which pairs are dropped, and why: every input line is either kept or counted for one
-// reason.
+// reason, and reports have the counts.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "parallel/base/file_system.h"
 #include "proto/data.pb.h"
 #include "trainer/data/prepare/parallel_text.h"
 
@@ -34,9 +36,6 @@ inline constexpr int kNumDropReasons = static_cast<int>(DropReason::kLengthRatio
 
 // Returns the name that reports use: "duplicate", "too long".
 std::string_view Name(DropReason reason);
-
-// Returns `spec` with its defaults filled in.
-CleaningSpec WithDefaults(CleaningSpec spec);
 
 // Hashes of the sentences of dev and test, by language. 8 bytes a sentence.
 class HeldOutSentences {
@@ -71,17 +70,18 @@ class TextFilter {
   // Trims both sides of `pair` in place.
   DropReason Judge(const LanguagePair& languages, RawPair* pair) const;
 
+  // Returns kTooLong, kEmptySide, kLengthRatio or kNone for the numbers of pieces of both sides.
+  DropReason JudgeLengths(int64_t first_pieces, int64_t second_pieces) const;
+
+  const CleaningSpec& spec() const { return spec_; }  // its defaults filled in
+
  private:
   bool HasTag(std::string_view text) const;
 
-  const CleaningSpec spec_;
+  CleaningSpec spec_;                         // with its defaults
   const std::vector<std::string> languages_;  // sorted
   const HeldOutSentences* const held_out_;
 };
-
-// Returns kTooLong, kEmptySide, kLengthRatio or kNone for the numbers of pieces of both sides.
-// `spec` has its defaults.
-DropReason JudgeLengths(const CleaningSpec& spec, int64_t first_pieces, int64_t second_pieces);
 
 // Lines of one text by reason, with the first place of each.
 struct DropCounts {
@@ -92,6 +92,19 @@ struct DropCounts {
   void Add(const DropCounts& later);  // of lines behind all of these
   int64_t Total() const;
 };
+
+LanguagePairReport MakePairReport(const LanguagePairTexts& texts, std::string_view split,
+                                  const DropCounts& counts);
+
+// Sets the pieces of both sides, their means by kept pair, and the pieces of the longest side.
+void SetLengths(int64_t first, int64_t second, int32_t longest, LanguagePairReport* report);
+
+// Adds the lines and pairs of a block to those of its language pair; means are left out.
+void AddCounts(const LanguagePairReport& block, LanguagePairReport* report);
+
+// Returns what a person is told of a text of which more than half of the lines are dropped, with
+// the reason of most of them; empty of any other.
+std::string DropWarning(const LanguagePairReport& counts);
 
 // Finds the lines that repeat an earlier one, among billions, in bounded memory.
 //
@@ -130,6 +143,7 @@ class DuplicateFinder {
   absl::Status FindInFile(int part, std::vector<uint64_t>* duplicates);
   void FindInRecords(std::vector<uint64_t>* duplicates);
 
+  const std::unique_ptr<FileSystem> files_ = MakePosixFileSystem();
   const std::string folder_;
   const int64_t memory_records_;
   std::vector<Record> records_;

@@ -1,41 +1,14 @@
 #include "trainer/data/prepare/context.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/file_system.h"
+#include "parallel/base/status_macros.h"
 
 namespace deepnet {
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr char kScratch[] = "/.deepnet-scratch";  // in the temporary folder
-
-std::string TemporaryPath(const std::string& output) {
-  return IsMountPoint(output) ? JoinPath(output, kUnfinishedEnd) : output + kUnfinishedEnd;
-}
-
-}  // namespace
-
-PrepareContext::PrepareContext(const PrepareSpec& spec, const std::string& output,
-                               const std::string& root, const ProgressFn& progress,
-                               const PrepareOptions& options)
-    : spec(spec),
-      root(root),
-      progress(progress),
-      options(options),
-      world(options.world != nullptr ? *options.world : alone),
-      output(output),
-      temporary(TemporaryPath(output)),
-      start(SecondsNow()),
-      parts(Scratch()) {}
-
 std::vector<int> PrepareContext::OwnersInTurn(size_t count) const {
   std::vector<int> owners(count);
   for (size_t i = 0; i < count; ++i) owners[i] = static_cast<int>(i) % world.size();
@@ -46,15 +19,9 @@ bool PrepareContext::IsMine(size_t number) const {
   return static_cast<int>(number % static_cast<size_t>(world.size())) == world.rank();
 }
 
-std::string PrepareContext::Scratch() const { return temporary + kScratch; }
-
-std::string PrepareContext::OutputScratch() const { return output + kScratch; }
-
 std::string PrepareContext::OwnFolder() const {
   return absl::StrCat(Scratch(), "/rank", world.rank(), ".", token);
 }
-
-double PrepareContext::Seconds() const { return SecondsNow() - start; }
 
 void PrepareContext::Say(const std::string& line) const {
   if (progress && IsFirst()) progress(absl::StrFormat("%7.1f s  %s", Seconds(), line));
@@ -87,13 +54,8 @@ absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
 absl::Status PrepareContext::Keep(const std::string& name, const PreparedPart& part) {
   has_parts = true;
   for (const CorpusFile& file : part.files()) {
-    std::error_code error;
-    fs::rename(absl::StrCat(OwnFolder(), "/", file.name()), parts.Path(file.name()), error);
-    if (error) {
-      return absl::DataLossError(absl::StrCat("cannot rename ", OwnFolder(), "/", file.name(),
-                                              " to ", parts.Path(file.name()), ": ",
-                                              error.message()));
-    }
+    RETURN_IF_ERROR(
+        MakePosixFileSystem()->Rename(JoinPath(OwnFolder(), file.name()), parts.Path(file.name())));
   }
   return parts.Keep(name, part);
 }
@@ -103,6 +65,25 @@ FileSeenFn PrepareContext::NoteInput() {
     const auto found = inputs.find(reader.path());
     if (found != inputs.end()) found->second.set_hash(reader.file_hash());
   };
+}
+
+absl::Status PrepareContext::JudgeTexts(
+    const LanguagePairTexts& texts, std::string_view split,
+    const std::function<absl::Status(DropReason, const RawPair&, const PairReader&)>& visit) {
+  const TextFilter filter = Filter();
+  for (const ParallelFiles& text : texts.Of(split)) {
+    ASSIGN_OR_RETURN(auto reader, PairReader::Open(text));
+    TextFilter::LanguagePair languages = TextFilter::LanguagePair::Of(texts, text);
+    languages.is_training = split == "train";
+    RawPair pair;
+    for (;;) {
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+      if (!more) break;
+      RETURN_IF_ERROR(visit(filter.Judge(languages, &pair), pair, *reader));
+    }
+    if (!languages.is_training) reader->ForEachFile(NoteInput());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace deepnet

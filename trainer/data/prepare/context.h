@@ -2,14 +2,17 @@
 // what earlier stages have found.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "parallel/base/status_macros.h"
+#include "parallel/base/clock.h"
+#include "parallel/base/file_system.h"
 #include "parallel/comm/agreement.h"
 #include "proto/data.pb.h"
 #include "proto/prepare.pb.h"
@@ -21,20 +24,17 @@
 namespace deepnet {
 
 struct PrepareContext {
-  // The arguments of Prepare(), borrowed.
-  PrepareContext(const PrepareSpec& spec, const std::string& output, const std::string& root,
-                 const ProgressFn& progress, const PrepareOptions& options);
-
   bool IsFirst() const { return world.rank() == 0; }
   // Returns the ranks that do `count` things which are dealt in turn.
   std::vector<int> OwnersInTurn(size_t count) const;
-  bool IsMine(size_t number) const;   // of those
-  std::string Scratch() const;        // for finished parts
-  std::string OutputScratch() const;  // its name once the corpus is published
+  bool IsMine(size_t number) const;                             // of those
+  std::string Scratch() const { return temporary + kScratch; }  // for finished parts
+  // Its name once the corpus is published.
+  std::string OutputScratch() const { return output + kScratch; }
   // For unfinished files: of this rank in this preparation alone, so that a rank that a killed job
   // left overwrites nothing that others read.
   std::string OwnFolder() const;
-  double Seconds() const;  // since the start
+  double Seconds() const { return SecondsNow() - start; }
   void Say(const std::string& line) const;
   void Warn(const std::string& what) const;  // nothing if there is nothing to say
 
@@ -52,16 +52,31 @@ struct PrepareContext {
   // Notes the hash of an input once it was read to its end.
   FileSeenFn NoteInput();
 
+  // Returns the filter of this corpus's text. Of training text, once `held_out` is sealed.
+  TextFilter Filter() const { return {spec.cleaning(), languages, &held_out}; }
+
+  // Reads the texts of one split of a language pair and calls `visit` with every pair and what the
+  // filter says of it. Notes the files of dev and test, which are read once.
+  absl::Status JudgeTexts(
+      const LanguagePairTexts& texts, std::string_view split,
+      const std::function<absl::Status(DropReason, const RawPair&, const PairReader&)>& visit);
+
+  static constexpr char kScratch[] = "/.deepnet-scratch";  // in the temporary folder
+
+  // The arguments of Prepare(), borrowed.
   const PrepareSpec& spec;
+  const std::string& output;  // absolute
   const std::string& root;
   const ProgressFn& progress;
-  const PrepareOptions options;
-  SelfCommunicator alone;
-  Communicator& world;
-  const std::string output;     // absolute
-  const std::string temporary;  // becomes `output`, or lies in it if that is a mount point
-  const double start;           // of SecondsNow()
-  const PartStore parts;        // in Scratch()
+  const PrepareOptions& options;
+
+  SelfCommunicator alone = {};
+  Communicator& world = options.world != nullptr ? *options.world : alone;
+  // Becomes `output`, or lies in it if that is a mount point.
+  const std::string temporary =
+      IsMountPoint(output) ? JoinPath(output, kUnfinishedEnd) : output + kUnfinishedEnd;
+  const double start = SecondsNow();
+  const PartStore parts = PartStore(Scratch());
   bool has_parts = false;       // there is something to continue with
   bool all_have_ended = false;  // with an error: no rank reads or writes any more
 
@@ -73,7 +88,7 @@ struct PrepareContext {
   std::vector<const LanguagePairTexts*> trained = {};  // those of `texts` with training text
   std::map<std::string, InputFile> inputs = {};        // by path
   std::vector<std::string> languages = {};             // sorted
-  HeldOutSentences held_out;
+  HeldOutSentences held_out = {};
   std::vector<PreparedPart> scans = {};  // of `trained`
 };
 

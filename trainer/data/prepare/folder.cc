@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <map>
 
 #include "absl/strings/match.h"
@@ -27,49 +26,82 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kReadBytes = int64_t{1} << 30;  // of a corpus that is always read
 
-}  // namespace
-
-// An advisory lock on a file, held as long as the object lives.
-class CorpusFolder::Lock {
- public:
-  // Fails if another process has the lock. On a file system without locks there is none to take:
-  // `warn` is told.
-  static absl::StatusOr<std::unique_ptr<Lock>> Acquire(
-      const std::string& path, const std::function<void(const std::string&)>& warn) {
-    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    const int file = open(path.c_str(), flags, 0644);
-    if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
-    auto lock = std::unique_ptr<Lock>(new Lock(file));
-    if (flock(file, LOCK_EX | LOCK_NB) == 0) return lock;
-    switch (const int error = errno) {
-      case EWOULDBLOCK:
-        return absl::FailedPreconditionError(
-            absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
-      case EINVAL:
-      case ENOLCK:
-      case ENOSYS:
-      case EOPNOTSUPP:
-        warn(absl::StrCat("warning: no locks on this file system (", path, ": ", strerror(error),
-                          "): run no other prepare of this corpus at the same time"));
-        return lock;
-      default:
-        return absl::UnavailableError(absl::StrCat("cannot lock ", path, ": ", strerror(error)));
-    }
+// Fails naming a file of a corpus that is damaged. All is read, unless it is long, no file is newer
+// than the manifest, and options.verify was not asked for.
+absl::Status CheckExisting(const PrepareContext& context, const Corpus& corpus) {
+  int64_t bytes = 0;
+  bool newer = false;
+  std::error_code error;
+  const fs::path folder = corpus.folder();
+  const auto written = fs::last_write_time(folder / kCorpusManifest, error);
+  for (const CorpusFile& file : corpus.manifest().files()) {
+    bytes += file.bytes();
+    newer = newer || fs::last_write_time(folder / file.name(), error) > written;
   }
-  ~Lock() { close(file_); }
+  if (newer || bytes <= kReadBytes || context.options.verify) {
+    return corpus.CheckContent();
+  }
+  context.Say(absl::StrFormat(
+      "%.1f GB have the sizes of the manifest and are not newer; --verify reads them",
+      bytes / 1e9));
+  return absl::OkStatus();
+}
 
- private:
-  explicit Lock(int file) : file_(file) {}
-  const int file_;
-};
+// Returns how this preparation differs from the one behind `manifest`; empty: not at all.
+absl::StatusOr<std::string> DifferenceFrom(const PrepareContext& context,
+                                           const CorpusManifest& manifest) {
+  std::string text;
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.ReportDifferencesToString(&text);
+  if (!differencer.Compare(manifest.spec(), CanonicalSpec(context.spec))) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return absl::StrCat("spec: ", text);
+  }
+  std::map<std::string, InputFile> before;
+  for (const InputFile& input : manifest.inputs()) before[input.name()] = input;
+  if (before.size() != context.inputs.size()) return std::string("other input files");
+  for (const auto& [path, input] : context.inputs) {
+    const auto found = before.find(input.name());
+    if (found == before.end()) return absl::StrCat("new input ", input.name());
+    if (found->second.bytes() != input.bytes()) return absl::StrCat(input.name(), " has changed");
+    if (found->second.modified_ns() == input.modified_ns()) continue;
+    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
+    if (hash != found->second.hash()) return absl::StrCat(input.name(), " has changed");
+  }
+  return std::string();
+}
+
+}  // namespace
 
 CorpusFolder::CorpusFolder(PrepareContext& context)
     : context_(context), files_(MakePosixFileSystem()) {}
 
 CorpusFolder::~CorpusFolder() {
   const bool is_used = context_.world.size() > 1 && !context_.all_have_ended;
-  if (!owns_temporary_ || context_.has_parts || is_used) return;
-  files_->DeleteTree(context_.temporary).IgnoreError();
+  if (owns_temporary_ && !context_.has_parts && !is_used) {
+    files_->DeleteTree(context_.temporary).IgnoreError();
+  }
+  if (lock_ >= 0) close(lock_);
+}
+
+absl::Status CorpusFolder::TakeLock(const std::string& path) {
+  lock_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+  if (lock_ < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+  if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  switch (const int error = errno) {
+    case EWOULDBLOCK:
+      return absl::FailedPreconditionError(
+          absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
+    case EINVAL:
+    case ENOLCK:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      context_.Warn(absl::StrCat("no locks on this file system (", path, ": ", strerror(error),
+                                 "): run no other prepare of this corpus at the same time"));
+      return absl::OkStatus();
+    default:
+      return absl::UnavailableError(absl::StrCat("cannot lock ", path, ": ", strerror(error)));
+  }
 }
 
 // In the temporary folder, and so nobody else's.
@@ -94,8 +126,7 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
       IsInside() ? JoinPath(output.string(), ".deepnet-lock")
                  : (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock"))
                        .string();
-  ASSIGN_OR_RETURN(
-      lock_, Lock::Acquire(lock_file, [this](const std::string& line) { context_.Say(line); }));
+  RETURN_IF_ERROR(TakeLock(lock_file));
   for (const std::string& path : {context_.temporary, context_.Scratch()}) {
     ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
     if (type == FileType::kLink) RETURN_IF_ERROR(files_->Delete(path));
@@ -160,8 +191,9 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
   std::string difference = std::string(corpus.status().message());
   bool usable = corpus.ok();
   if (usable) {
-    ASSIGN_OR_RETURN(difference, DifferenceFrom(corpus->manifest()));
-    const absl::Status intact = difference.empty() ? CheckExisting(*corpus) : absl::OkStatus();
+    ASSIGN_OR_RETURN(difference, DifferenceFrom(context_, corpus->manifest()));
+    const absl::Status intact =
+        difference.empty() ? CheckExisting(context_, *corpus) : absl::OkStatus();
     usable = intact.ok();
     if (!usable) difference = std::string(intact.message());
     if (difference.empty()) {
@@ -186,48 +218,6 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
       usable ? " holds another corpus (" : " holds a corpus that cannot be used (", difference,
       "); choose another folder, replace it with --set prepare.replace=true, or keep its "
       "tokenizer and what is the same in it with --extend"));
-}
-
-absl::Status CorpusFolder::CheckExisting(const Corpus& corpus) const {
-  int64_t bytes = 0;
-  bool newer = false;
-  std::error_code error;
-  const fs::path folder = corpus.folder();
-  const auto written = fs::last_write_time(folder / kCorpusManifest, error);
-  for (const CorpusFile& file : corpus.manifest().files()) {
-    bytes += file.bytes();
-    newer = newer || fs::last_write_time(folder / file.name(), error) > written;
-  }
-  if (newer || bytes <= kReadBytes || context_.options.verify) {
-    return corpus.CheckContent();
-  }
-  context_.Say(absl::StrFormat(
-      "%.1f GB have the sizes of the manifest and are not newer; --verify reads them",
-      bytes / 1e9));
-  return absl::OkStatus();
-}
-
-// Returns how this preparation differs from the one behind `manifest`; empty: not at all.
-absl::StatusOr<std::string> CorpusFolder::DifferenceFrom(const CorpusManifest& manifest) const {
-  std::string text;
-  google::protobuf::util::MessageDifferencer differencer;
-  differencer.ReportDifferencesToString(&text);
-  if (!differencer.Compare(manifest.spec(), CanonicalSpec(context_.spec))) {
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    return absl::StrCat("spec: ", text);
-  }
-  std::map<std::string, InputFile> before;
-  for (const InputFile& input : manifest.inputs()) before[input.name()] = input;
-  if (before.size() != context_.inputs.size()) return std::string("other input files");
-  for (const auto& [path, input] : context_.inputs) {
-    const auto found = before.find(input.name());
-    if (found == before.end()) return absl::StrCat("new input ", input.name());
-    if (found->second.bytes() != input.bytes()) return absl::StrCat(input.name(), " has changed");
-    if (found->second.modified_ns() == input.modified_ns()) continue;
-    ASSIGN_OR_RETURN(const uint64_t hash, HashFile(path));
-    if (hash != found->second.hash()) return absl::StrCat(input.name(), " has changed");
-  }
-  return std::string();
 }
 
 absl::Status CorpusFolder::Publish() {

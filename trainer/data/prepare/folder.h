@@ -38,18 +38,13 @@ class CorpusFolder {
   absl::Status Publish();
 
  private:
-  class Lock;
+  // Takes an advisory lock on the file `path` as long as the object lives. Fails if another process
+  // has it. On a file system without locks there is none to take: a warning says so.
+  absl::Status TakeLock(const std::string& path);
 
   // Returns the report of a corpus that is there already, if it is the one asked for; nothing if
   // the place is free or may be replaced.
   absl::StatusOr<std::optional<CorpusReport>> FindExisting();
-
-  // Fails naming a file of a corpus that is damaged. All is read, unless it is long, no file is
-  // newer than the manifest, and options.verify was not asked for.
-  absl::Status CheckExisting(const Corpus& corpus) const;
-
-  // Returns how this preparation differs from the one behind `manifest`; empty: not at all.
-  absl::StatusOr<std::string> DifferenceFrom(const CorpusManifest& manifest) const;
 
   // Returns true if the output is a mount point: it keeps its name, so the temporary folder lies in
   // it.
@@ -66,7 +61,7 @@ class CorpusFolder {
 
   PrepareContext& context_;
   const std::unique_ptr<FileSystem> files_;
-  std::unique_ptr<Lock> lock_;
+  int lock_ = -1;  // its file
   bool owns_temporary_ = false;
 };
 

@@ -1,18 +1,19 @@
 #include "trainer/data/prepare/held_out.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/data/corpus.h"
+#include "trainer/data/corpus_manifest.h"
 #include "trainer/data/line_reader.h"
 #include "trainer/data/prepare/cleaning.h"
-#include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/prepare/file_writer.h"
-#include "trainer/data/prepare/pair_report.h"
 
 namespace deepnet {
 namespace {
@@ -20,20 +21,20 @@ namespace {
 // Copies a text, file by file, and counts its lines. Fails naming file and line at bad UTF-8 or a
 // malformed row; pairs with an empty side or a tag in the text are dropped.
 absl::StatusOr<PreparedPart> CopyText(PrepareContext& context, const std::string& split,
-                                      const LanguagePairTexts& texts, const TextFilter& filter) {
+                                      const LanguagePairTexts& texts) {
   const auto create = [&](const std::string& language) {
     return FileWriter::Create(context.temporary,
                               TextFileName(split, texts.first, texts.second, language));
   };
   ASSIGN_OR_RETURN(const auto first, create(texts.first));
   ASSIGN_OR_RETURN(const auto second, create(texts.second));
-  EncodedTotals totals;
+  DropCounts counts;
   const auto copy = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
     if (reason == DropReason::kBadUtf8 || reason == DropReason::kMalformed) {
       return absl::InvalidArgumentError(absl::StrCat(
           reader.Location(pair.line), ": ", std::string(Name(reason)), " in ", split, " text"));
     }
-    totals.counts.Add(reason, reader, pair.line);
+    counts.Add(reason, reader, pair.line);
     if (reason != DropReason::kNone) return absl::OkStatus();
     for (const auto& [file, side] : {std::pair(&first, pair.first), {&second, pair.second}}) {
       (*file)->Append(side);
@@ -41,54 +42,45 @@ absl::StatusOr<PreparedPart> CopyText(PrepareContext& context, const std::string
     }
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(JudgeTexts(texts, split, filter, context.NoteInput(), copy));
+  RETURN_IF_ERROR(context.JudgeTexts(texts, split, copy));
   PreparedPart part;
   ASSIGN_OR_RETURN(*part.add_files(), first->Finish());
   ASSIGN_OR_RETURN(*part.add_files(), second->Finish());
-  *part.mutable_counts() = MakePairReport(texts, split, totals);
+  *part.mutable_counts() = MakePairReport(texts, split, counts);
   return part;
 }
 
-absl::Status ReadHeldOut(PrepareContext& context, const std::string& split,
-                         const LanguagePairTexts& texts, const std::string& language) {
-  const std::string name = TextFileName(split, texts.first, texts.second, language);
-  ASSIGN_OR_RETURN(auto reader, LineReader::Open(absl::StrCat(context.temporary, "/", name)));
+// Calls `visit` with the lines of a copy of one side.
+absl::Status ForEachLine(const std::string& folder, const std::string& name,
+                         const std::function<void(std::string_view)>& visit) {
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(JoinPath(folder, name)));
   std::string_view line;
   for (;;) {
     ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
     if (!more) return absl::OkStatus();
-    context.held_out.Add(language, line);
+    visit(line);
   }
 }
 
-// Adds the pieces of one side of a dev or test text, returns their number.
-absl::StatusOr<int64_t> CountPieces(const std::string& path, const Vocabulary& vocabulary,
-                                    int32_t* longest) {
-  ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
-  int64_t sum = 0;
-  std::string_view line;
-  for (;;) {
-    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-    if (!more) return sum;
-    const auto pieces = static_cast<int64_t>(vocabulary.Encode(line).size());
-    sum += pieces;
-    *longest = std::max(*longest, static_cast<int32_t>(pieces));
-  }
-}
-
-absl::Status CountHeldOut(const std::string& folder, const Vocabulary& vocabulary,
-                          LanguagePairReport* report) {
+// Notes the pieces that both sides of a text are cut into.
+absl::Status CountPieces(const std::string& folder, const Vocabulary& vocabulary,
+                         LanguagePairReport* report) {
+  std::array<int64_t, 2> sums = {};
   int32_t longest = 0;
-  const auto count = [&](const std::string& language) {
-    const std::string name = TextFileName(report->split(), report->first_language(),
-                                          report->second_language(), language);
-    return CountPieces(absl::StrCat(folder, "/", name), vocabulary, &longest);
-  };
-  ASSIGN_OR_RETURN(const int64_t first, count(report->first_language()));
-  ASSIGN_OR_RETURN(const int64_t second, count(report->second_language()));
-  SetLengths(first, second, longest, report);
+  const std::string languages[] = {report->first_language(), report->second_language()};
+  for (const size_t side : {0, 1}) {
+    const std::string name =
+        TextFileName(report->split(), languages[0], languages[1], languages[side]);
+    RETURN_IF_ERROR(ForEachLine(folder, name, [&](std::string_view line) {
+      const auto pieces = static_cast<int32_t>(vocabulary.Encode(line).size());
+      sums[side] += pieces;
+      longest = std::max(longest, pieces);
+    }));
+  }
+  SetLengths(sums[0], sums[1], longest, report);
   return absl::OkStatus();
 }
+
 }  // namespace
 
 absl::Status HeldOutTexts::Copy() {
@@ -97,16 +89,17 @@ absl::Status HeldOutTexts::Copy() {
       if (!texts.Of(split).empty()) texts_.emplace_back(split, &texts);
     }
   }
-  const TextFilter filter(context_.spec.cleaning(), context_.languages, &context_.held_out);
   for (size_t i = 0; i < texts_.size(); ++i) {
     if (!context_.IsMine(i)) continue;
     const auto& [split, texts] = texts_[i];
-    ASSIGN_OR_RETURN(own_.emplace_back(), CopyText(context_, split, *texts, filter));
+    ASSIGN_OR_RETURN(*own_.add_parts(), CopyText(context_, split, *texts));
   }
   RETURN_IF_ERROR(context_.world.Barrier());
   for (const auto& [split, texts] : texts_) {
     for (const std::string& language : {texts->first, texts->second}) {
-      RETURN_IF_ERROR(ReadHeldOut(context_, split, *texts, language));
+      RETURN_IF_ERROR(ForEachLine(
+          context_.temporary, TextFileName(split, texts->first, texts->second, language),
+          [&](std::string_view line) { context_.held_out.Add(language, line); }));
     }
   }
   context_.held_out.Seal();
@@ -114,12 +107,10 @@ absl::Status HeldOutTexts::Copy() {
 }
 
 absl::StatusOr<std::vector<PreparedPart>> HeldOutTexts::Count(const Vocabulary& vocabulary) {
-  CorpusParts mine;
-  for (PreparedPart& part : own_) {
-    RETURN_IF_ERROR(CountHeldOut(context_.temporary, vocabulary, part.mutable_counts()));
-    *mine.add_parts() = part;
+  for (PreparedPart& part : *own_.mutable_parts()) {
+    RETURN_IF_ERROR(CountPieces(context_.temporary, vocabulary, part.mutable_counts()));
   }
-  return context_.AllGatherParts(mine, context_.OwnersInTurn(texts_.size()));
+  return context_.AllGatherParts(own_, context_.OwnersInTurn(texts_.size()));
 }
 
 }  // namespace deepnet

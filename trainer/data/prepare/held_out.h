@@ -28,7 +28,7 @@ class HeldOutTexts {
  private:
   PrepareContext& context_;
   std::vector<std::pair<std::string, const LanguagePairTexts*>> texts_;  // with the split
-  std::vector<PreparedPart> own_;                                        // of this rank
+  CorpusParts own_;                                                      // of this rank
 };
 
 }  // namespace deepnet

@@ -20,7 +20,7 @@ struct PrepareOptions {
   // Only `progress` is told what is ahead, in size and time; tables are not counted.
   bool dry_run = false;
   bool verify = false;                     // a corpus that is there already is read to its end
-  int64_t block_lines = int64_t{1} << 15;  // ScanSpec.block_lines
+  int64_t block_lines = int64_t{1} << 15;  // of the smallest block, a multiple of 64
 };
 
 }  // namespace deepnet

@@ -188,23 +188,6 @@ class RowFile {
   std::string pending_;
 };
 
-// A row of a table.
-struct TableRow {
-  std::string_view language;
-  std::string_view pivot;
-  std::string_view text;
-};
-
-absl::StatusOr<TableRow> ParseRow(std::string_view line, const LineReader& reader) {
-  TableRow row;
-  std::string_view fourth;
-  const bool three = NextColumn(&line, &row.language) && NextColumn(&line, &row.pivot) &&
-                     NextColumn(&line, &row.text) && !NextColumn(&line, &fourth);
-  if (three && !reader.line_was_cut() && LooksLikeLanguage(row.language)) return row;
-  return absl::InvalidArgumentError(absl::StrCat(reader.path(), ":", reader.line_number(),
-                                                 ": not language <TAB> text <TAB> text"));
-}
-
 // The split of a pivot sentence: a function of the sentence alone.
 std::string SplitOfPivot(const LanguageTable& table, std::string_view pivot) {
   const auto percent = [](int32_t value) { return value == 0 ? 5 : std::max(value, 0); };
@@ -221,72 +204,6 @@ std::string PivotOf(const LanguageTable& table) {
 // Returns what the names of the files of a table begin with; split, language and ".tsv" follow.
 std::string TableStem(int index) { return absl::StrCat("table", index, "."); }
 
-// Rows of one table, by (language, split).
-class TableSplitter {
- public:
-  TableSplitter(const LanguageTable& table, std::string path, std::string stem)
-      : table_(table),
-        path_(std::move(path)),
-        stem_(std::move(stem)),
-        pivot_(PivotOf(table)),
-        wanted_(table.languages().begin(), table.languages().end()) {}
-
-  absl::Status Run(const FileSeenFn& seen) {
-    ASSIGN_OR_RETURN(auto reader, LineReader::Open(path_));
-    std::string_view line;
-    for (;;) {
-      ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-      if (!more) break;
-      ASSIGN_OR_RETURN(const TableRow row, ParseRow(line, *reader));
-      if (wanted_.empty() || wanted_.count(std::string(row.language)) > 0) {
-        RETURN_IF_ERROR(AddRow(row, reader->line_number()));
-      }
-    }
-    for (auto& [key, file] : files_) RETURN_IF_ERROR(file.Flush());
-    for (const std::string& language : wanted_) {
-      const bool found = std::any_of(files_.begin(), files_.end(), [&](const auto& entry) {
-        return entry.first.first == language;
-      });
-      if (found) continue;
-      return absl::NotFoundError(absl::StrCat(path_, ": no row of language \"", language, "\""));
-    }
-    seen(*reader);
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status AddRow(const TableRow& row, int64_t line) {
-    const std::string language(row.language);
-    if (language == pivot_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path_, ":", line, ": a row of the pivot language ", pivot_));
-    }
-    const std::string split = SplitOfPivot(table_, row.pivot);
-    auto found = files_.find({language, split});
-    if (found == files_.end()) {
-      const auto next = files_.lower_bound({language, ""});
-      const bool is_known = next != files_.end() && next->first.first == language;
-      if (!is_known && ++num_languages_ > kMaxLanguages) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path_, ":", line, ": more than ", kMaxLanguages, " languages"));
-      }
-      const std::string path = absl::StrCat(stem_, split, ".", language, ".tsv");
-      found = files_.emplace(std::pair(language, split), RowFile(path)).first;
-    }
-    const bool pivot_first = pivot_ < language;
-    return found->second.Add(pivot_first ? row.pivot : row.text, pivot_first ? row.text : row.pivot,
-                             line);
-  }
-
-  const LanguageTable& table_;
-  const std::string path_;
-  const std::string stem_;
-  const std::string pivot_;
-  const std::set<std::string> wanted_;
-  std::map<std::pair<std::string, std::string>, RowFile> files_;
-  int num_languages_ = 0;  // that have files
-};
-
 absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
   for (const LanguagePairTexts& synthetic : texts) {
     if (synthetic.tag.empty()) continue;
@@ -300,18 +217,24 @@ absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
   return absl::OkStatus();
 }
 
+absl::Status Uneven(const LineReader& shorter, LineReader& longer) {
+  std::string_view line;
+  for (bool more = true; more;) {
+    ASSIGN_OR_RETURN(more, longer.Next(&line));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "uneven line counts: ", shorter.path(), " ends after line ", shorter.line_number(), ", ",
+      longer.path(), " after line ", longer.line_number()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PairReader>> PairReader::Open(const ParallelFiles& files) {
   auto reader = std::unique_ptr<PairReader>(new PairReader(files));
-  if (!files.tsv_file.empty()) {
-    ASSIGN_OR_RETURN(reader->first_, LineReader::Open(files.tsv_file));
-  } else {
-    ASSIGN_OR_RETURN(reader->first_, LineReader::Open(files.first_file));
-    ASSIGN_OR_RETURN(reader->second_, LineReader::Open(files.second_file));
-  }
-  if (!files.score_file.empty()) {
-    ASSIGN_OR_RETURN(reader->scores_, LineReader::Open(files.score_file));
+  for (const std::string& path :
+       {files.tsv_file, files.first_file, files.second_file, files.score_file}) {
+    if (path.empty()) continue;
+    ASSIGN_OR_RETURN(reader->readers_.emplace_back(), LineReader::Open(path));
   }
   return reader;
 }
@@ -319,16 +242,17 @@ absl::StatusOr<std::unique_ptr<PairReader>> PairReader::Open(const ParallelFiles
 absl::StatusOr<bool> PairReader::Next(RawPair* pair) {
   *pair = RawPair();
   ASSIGN_OR_RETURN(const bool more, files_.tsv_file.empty() ? NextMoses(pair) : NextTsv(pair));
-  RETURN_IF_ERROR(NextScore(pair, more));
+  if (!files_.score_file.empty()) RETURN_IF_ERROR(NextScore(pair, more));
   return more;
 }
 
 absl::StatusOr<bool> PairReader::NextTsv(RawPair* pair) {
+  LineReader& tsv = *readers_[0];
   std::string_view line;
-  ASSIGN_OR_RETURN(const bool more, first_->Next(&line));
+  ASSIGN_OR_RETURN(const bool more, tsv.Next(&line));
   if (!more) return false;
-  pair->line = first_->line_number();
-  pair->cut = first_->line_was_cut();
+  pair->line = tsv.line_number();
+  pair->cut = tsv.line_was_cut();
   std::string_view columns[2], third;
   const bool has_two = NextColumn(&line, &columns[0]) && NextColumn(&line, &columns[1]);
   pair->malformed = !has_two && !pair->cut;
@@ -347,62 +271,46 @@ absl::StatusOr<bool> PairReader::NextTsv(RawPair* pair) {
 }
 
 absl::StatusOr<bool> PairReader::NextMoses(RawPair* pair) {
-  ASSIGN_OR_RETURN(const bool more_first, first_->Next(&pair->first));
-  ASSIGN_OR_RETURN(const bool more_second, second_->Next(&pair->second));
-  if (more_first && !more_second) return Uneven(*second_, first_.get());
-  if (more_second && !more_first) return Uneven(*first_, second_.get());
-  pair->line = first_->line_number();
-  pair->cut = first_->line_was_cut() || second_->line_was_cut();
+  LineReader &first = *readers_[0], &second = *readers_[1];
+  ASSIGN_OR_RETURN(const bool more_first, first.Next(&pair->first));
+  ASSIGN_OR_RETURN(const bool more_second, second.Next(&pair->second));
+  if (more_first && !more_second) return Uneven(second, first);
+  if (more_second && !more_first) return Uneven(first, second);
+  pair->line = first.line_number();
+  pair->cut = first.line_was_cut() || second.line_was_cut();
   return more_first;
 }
 
 absl::Status PairReader::NextScore(RawPair* pair, bool expect_line) {
-  if (scores_ == nullptr) return absl::OkStatus();
+  LineReader &first = *readers_[0], &scores = *readers_.back();
   std::string_view line;
-  ASSIGN_OR_RETURN(const bool more, scores_->Next(&line));
-  if (expect_line && !more) return Uneven(*scores_, first_.get());
-  if (more && !expect_line) return Uneven(*first_, scores_.get());
+  ASSIGN_OR_RETURN(const bool more, scores.Next(&line));
+  if (expect_line && !more) return Uneven(scores, first);
+  if (more && !expect_line) return Uneven(first, scores);
   if (!more) return absl::OkStatus();
   pair->score = ParseNumber(line);
   if (!pair->score.has_value()) pair->malformed = true;
   return absl::OkStatus();
 }
 
-absl::Status PairReader::Uneven(const LineReader& shorter, LineReader* longer) const {
-  std::string_view line;
-  for (bool more = true; more;) {
-    ASSIGN_OR_RETURN(more, longer->Next(&line));
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "uneven line counts: ", shorter.path(), " ends after line ", shorter.line_number(), ", ",
-      longer->path(), " after line ", longer->line_number()));
-}
-
 std::string PairReader::Location(int64_t line) const {
-  return absl::StrCat(files_.origin.empty() ? first_->path() : files_.origin, ":", line);
-}
-
-std::vector<LineReader*> PairReader::Readers() const {
-  std::vector<LineReader*> readers = {first_.get(), second_.get(), scores_.get()};
-  std::erase(readers, nullptr);
-  return readers;
+  return absl::StrCat(files_.origin.empty() ? readers_[0]->path() : files_.origin, ":", line);
 }
 
 void PairReader::ForEachFile(const FileSeenFn& visit) const {
-  for (const LineReader* reader : Readers()) visit(*reader);
+  for (const auto& reader : readers_) visit(*reader);
 }
 
 std::vector<int64_t> PairReader::offsets() const {
   std::vector<int64_t> offsets;
-  for (const LineReader* reader : Readers()) offsets.push_back(reader->text_offset());
+  for (const auto& reader : readers_) offsets.push_back(reader->text_offset());
   return offsets;
 }
 
 absl::Status PairReader::SkipTo(int64_t line, std::span<const int64_t> offsets) {
-  const std::vector<LineReader*> readers = Readers();
-  DEEPNET_CHECK_EQ(readers.size(), offsets.size());
-  for (size_t i = 0; i < readers.size(); ++i) {
-    RETURN_IF_ERROR(readers[i]->SkipTo(line, offsets[i]));
+  DEEPNET_CHECK_EQ(readers_.size(), offsets.size());
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    RETURN_IF_ERROR(readers_[i]->SkipTo(line, offsets[i]));
   }
   return absl::OkStatus();
 }
@@ -420,9 +328,51 @@ absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec
 absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
                         const std::string& folder, const FileSeenFn& seen) {
   const LanguageTable& table = spec.table(index);
-  return TableSplitter(table, Rooted(root, table.file()),
-                       absl::StrCat(folder, "/", TableStem(index)))
-      .Run(seen);
+  const std::string pivot = PivotOf(table);
+  const std::set<std::string> wanted(table.languages().begin(), table.languages().end());
+  std::map<std::pair<std::string, std::string>, RowFile> files;  // by language and split
+  std::set<std::string> languages;                               // that have files
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(Rooted(root, table.file())));
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(reader->path(), ":", reader->line_number(), ": ", what));
+  };
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
+    if (!more) break;
+    std::string_view tag, pivot_text, text, fourth;
+    const bool three = NextColumn(&line, &tag) && NextColumn(&line, &pivot_text) &&
+                       NextColumn(&line, &text) && !NextColumn(&line, &fourth);
+    if (!three || reader->line_was_cut() || !LooksLikeLanguage(tag)) {
+      return refuse("not language <TAB> text <TAB> text");
+    }
+    const std::string language(tag);
+    if (!wanted.empty() && !wanted.contains(language)) continue;
+    if (language == pivot) return refuse("a row of the pivot language " + pivot);
+    const std::string split = SplitOfPivot(table, pivot_text);
+    auto file = files.find({language, split});
+    if (file == files.end()) {
+      languages.insert(language);
+      if (languages.size() > kMaxLanguages) {
+        return refuse(absl::StrCat("more than ", kMaxLanguages, " languages"));
+      }
+      const std::string path =
+          absl::StrCat(folder, "/", TableStem(index), split, ".", language, ".tsv");
+      file = files.emplace(std::pair(language, split), RowFile(path)).first;
+    }
+    const bool pivot_first = pivot < language;
+    RETURN_IF_ERROR(file->second.Add(pivot_first ? pivot_text : text,
+                                     pivot_first ? text : pivot_text, reader->line_number()));
+  }
+  for (auto& [key, file] : files) RETURN_IF_ERROR(file.Flush());
+  for (const std::string& language : wanted) {
+    if (languages.contains(language)) continue;
+    return absl::NotFoundError(
+        absl::StrCat(reader->path(), ": no row of language \"", language, "\""));
+  }
+  seen(*reader);
+  return absl::OkStatus();
 }
 
 absl::Status AddTables(const PrepareSpec& spec, const std::string& root, const std::string& folder,

@@ -61,7 +61,7 @@ class PairReader {
   // Returns the bytes of the text's files, decompressed, at which the next line begins.
   std::vector<int64_t> offsets() const;
 
-  bool compressed() const { return first_->compressed(); }
+  bool compressed() const { return readers_[0]->compressed(); }
 
   // Returns the place of `line` for a person: "train.de:12".
   std::string Location(int64_t line) const;
@@ -74,13 +74,10 @@ class PairReader {
   absl::StatusOr<bool> NextTsv(RawPair* pair);
   absl::StatusOr<bool> NextMoses(RawPair* pair);
   absl::Status NextScore(RawPair* pair, bool expect_line);
-  absl::Status Uneven(const LineReader& shorter, LineReader* longer) const;
-  std::vector<LineReader*> Readers() const;
 
   const ParallelFiles files_;
-  std::unique_ptr<LineReader> first_;  // or the TSV
-  std::unique_ptr<LineReader> second_;
-  std::unique_ptr<LineReader> scores_;
+  // The TSV or both Moses files, then the scores if there is a file of them.
+  std::vector<std::unique_ptr<LineReader>> readers_;
 };
 
 // Every text of one language pair; several of one split are read one after the other.

@@ -1,17 +1,13 @@
 #include "trainer/data/prepare/parts.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/file_system.h"
 #include "parallel/base/messages.h"
+#include "parallel/base/status_macros.h"
 #include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus_manifest.h"
@@ -62,14 +58,11 @@ absl::Status PartStore::Keep(std::string_view name, const PreparedPart& part) co
 }
 
 absl::StatusOr<bool> PartStore::Claim(std::string_view name) const {
-  const std::string path = absl::StrCat(Path(name), kClaimEnd);
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (file >= 0) {
-    close(file);
-    return true;
-  }
-  if (errno == EEXIST) return false;
-  return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
+  const absl::Status created =
+      MakePosixFileSystem()->CreateNew(absl::StrCat(Path(name), kClaimEnd)).status();
+  if (absl::IsAlreadyExists(created)) return false;
+  RETURN_IF_ERROR(created);
+  return true;
 }
 
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder) {

@@ -15,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -31,13 +32,12 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/prepare/blocks.h"
+#include "trainer/data/prepare/cleaning.h"
 #include "trainer/data/prepare/context.h"
 #include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/folder.h"
 #include "trainer/data/prepare/held_out.h"
-#include "trainer/data/prepare/pair_report.h"
 #include "trainer/data/prepare/parallel_text.h"
-#include "trainer/data/prepare/plan.h"
 #include "trainer/data/prepare/scan.h"
 #include "trainer/data/prepare/tokenizer.h"
 #include "trainer/data/vocabulary.h"
@@ -197,12 +197,11 @@ absl::Status WriteManifest(const PrepareContext& context, const std::string& par
   return FileWriter::Write(folder, kCorpusManifest, ManifestText(*manifest)).status();
 }
 
-// Adds the files of the corpus and the counts of its texts to the manifest. Collective.
-absl::Status Assemble(PrepareContext& context, HeldOutTexts& held_out, EncodedBlocks& blocks,
-                      const Vocabulary& vocabulary, const std::string& tokenizer,
+// Adds the files of the corpus and the counts of its texts to the manifest: its shards, and the
+// copies of dev and test. Collective.
+absl::Status Assemble(PrepareContext& context, std::span<const PreparedPart> shards,
+                      std::span<const PreparedPart> copies, const std::string& tokenizer,
                       CorpusManifest* manifest) {
-  ASSIGN_OR_RETURN(const std::vector<PreparedPart> shards, blocks.WriteShards());
-  ASSIGN_OR_RETURN(const std::vector<PreparedPart> copies, held_out.Count(vocabulary));
   CorpusReport& report = *manifest->mutable_report();
   for (const PreparedPart& part : copies) {
     for (const CorpusFile& file : part.files()) *manifest->add_files() = file;
@@ -250,7 +249,9 @@ absl::StatusOr<CorpusReport> MakeCorpus(PrepareContext& context, CorpusFolder& f
   report.set_tokenizer_seconds(context.Seconds() - scanned);
   EncodedBlocks blocks(context, tokenizer, vocabulary);
   RETURN_IF_ERROR(blocks.Encode());
-  RETURN_IF_ERROR(Assemble(context, held_out, blocks, vocabulary, tokenizer, &manifest));
+  ASSIGN_OR_RETURN(const std::vector<PreparedPart> shards, blocks.WriteShards());
+  ASSIGN_OR_RETURN(const std::vector<PreparedPart> copies, held_out.Count(vocabulary));
+  RETURN_IF_ERROR(Assemble(context, shards, copies, tokenizer, &manifest));
   absl::Status published;
   if (context.IsFirst()) {
     published = WriteManifest(context, blocks.PartsText(), &manifest);
@@ -290,7 +291,7 @@ absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string&
   const absl::StatusOr<std::string> output = FollowOwnLinks(path);
   if (!output.ok())
     return WithExitCode(WithPrefix("data.folder", output.status()), ExitCode::kData);
-  PrepareContext context(spec, *output, root, progress, options);
+  PrepareContext context{spec, *output, root, progress, options};
   absl::StatusOr<CorpusReport> report = RunStages(context);
   if (report.ok()) return report;
   return WithExitCode(report.status(), ExitCode::kData);

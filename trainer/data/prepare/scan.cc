@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -14,8 +15,8 @@
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/prepare/cleaning.h"
-#include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/sample_log.h"
 #include "trainer/data/prepare/tokenizer.h"
@@ -26,6 +27,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kTextBytesPerCompressedByte = 3.0;
+
+// Bytes of training text that one core gets done in a second of CPU time, measured on 131 MB of
+// English with Spanish, French, Italian and Dutch: docs/benchmarks/prepare_2026-11-24.md.
+constexpr double kScanRate = 44e6;
+constexpr double kEncodeRate = 7.0e6;
+constexpr double kAssembleRate = 160e6;
+
+constexpr double kShardBytesPerTextByte = 0.58;  // vocabularies up to 65,536
 
 // Returns the identity of the file of a text: the table behind it, if it is of one.
 std::string Identity(const PrepareContext& context, const ParallelFiles& text) {
@@ -56,6 +65,131 @@ uint64_t ScanKey(const PrepareContext& context, const LanguagePairTexts& texts) 
   return KeyOf(facts);
 }
 
+// 64 MiB while duplicates are looked for.
+constexpr int64_t kDuplicateRecords = int64_t{1} << 22;
+
+// A text has about so many blocks, for ranks to share; a larger one has larger blocks, up to
+// kMaxBlockFactor smallest ones (PrepareOptions.block_lines). A compressed text is read from its
+// beginning for each block, so its blocks are at least as large, and no more than
+// kMaxCompressedBlocks.
+constexpr int64_t kBlocksOfText = 32;
+constexpr int64_t kMaxBlockFactor = 8;
+constexpr int64_t kMaxCompressedBlocks = 16;
+
+int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
+// Cuts a text that is being read into blocks.
+class BlockCutter {
+ public:
+  BlockCutter(int text, int64_t block_lines) : text_(text), block_lines_(block_lines) {}
+
+  // Says where the next line is, before it is read.
+  void Before(const PairReader& reader, int64_t line, int64_t bit) {
+    if (line % block_lines_ != 0) return;
+    Finish();
+    next_.set_text(text_);
+    next_.set_line(line);
+    next_.set_bit(bit);
+    for (const int64_t offset : reader.offsets()) next_.add_offset(offset);
+  }
+
+  // Says what became of the line.
+  void After(DropReason reason, uint64_t hash) {
+    next_.set_lines(next_.lines() + 1);
+    const char byte = static_cast<char>(reason);
+    judged_.Update({&byte, 1});
+    if (reason == DropReason::kNone) {
+      judged_.Update({reinterpret_cast<const char*>(&hash), sizeof(hash)});
+    }
+  }
+
+  // Returns the blocks of the text.
+  std::vector<TextBlock> Blocks(bool compressed) {
+    Finish();
+    const int64_t count = std::ssize(blocks_);
+    const int64_t group =
+        compressed ? std::max(kMaxBlockFactor, DivideUp(count, kMaxCompressedBlocks))
+                   : std::clamp<int64_t>(DivideUp(count, kBlocksOfText), 1, kMaxBlockFactor);
+    std::vector<TextBlock> taken;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i % group == 0) {
+        taken.push_back(blocks_[i]);
+        continue;
+      }
+      TextBlock& last = taken.back();
+      last.set_lines(last.lines() + blocks_[i].lines());
+      last.set_judged(HashBytes(absl::StrCat(blocks_[i].judged()), last.judged()));
+    }
+    return taken;
+  }
+
+ private:
+  void Finish() {
+    next_.set_judged(judged_.Digest());
+    if (next_.lines() > 0) blocks_.push_back(next_);
+    next_.Clear();
+    judged_ = ContentHasher();
+  }
+
+  const int text_;
+  const int64_t block_lines_;
+  std::vector<TextBlock> blocks_;
+  TextBlock next_;
+  ContentHasher judged_;
+};
+
+// Reads the training texts of one language pair and adds their files and blocks to `part`, their
+// sentences to `sample` if there is one. Returns a bit for each line that is a duplicate:
+// TextBlock.bit + i for line i of a block. Those of each text begin with a word, so that blocks
+// have words of their own.
+absl::StatusOr<std::vector<uint64_t>> ReadTraining(PrepareContext& context,
+                                                   const LanguagePairTexts& texts,
+                                                   SampleLog* sample, PreparedPart* part) {
+  const TextFilter filter = context.Filter();
+  DuplicateFinder finder(context.OwnFolder(), kDuplicateRecords);
+  int64_t bit = 0;
+  for (size_t i = 0; i < texts.train.size(); ++i) {
+    ASSIGN_OR_RETURN(auto reader, PairReader::Open(texts.train[i]));
+    const auto languages = TextFilter::LanguagePair::Of(texts, texts.train[i]);
+    BlockCutter blocks(static_cast<int>(i), context.options.block_lines);
+    RawPair pair;
+    for (int64_t line = 0;; ++line, ++bit) {
+      blocks.Before(*reader, line, bit);
+      ASSIGN_OR_RETURN(const bool more, reader->Next(&pair));
+      if (!more) break;
+      const DropReason reason = filter.Judge(languages, &pair);
+      const bool kept = reason == DropReason::kNone;
+      const uint64_t hash = kept ? HashBytes(pair.second, HashBytes(pair.first)) : 0;
+      blocks.After(reason, hash);
+      if (!kept) continue;
+      if (!context.spec.cleaning().keep_duplicates()) RETURN_IF_ERROR(finder.Add(bit, hash));
+      if (sample != nullptr) {
+        sample->Add(0, pair.first);
+        sample->Add(1, pair.second);
+      }
+    }
+    reader->ForEachFile([&](const LineReader& file) {
+      context.NoteInput()(file);
+      InputFile& input = *part->add_inputs();
+      input.set_name(file.path());
+      input.set_hash(file.file_hash());
+    });
+    for (TextBlock& block : blocks.Blocks(reader->compressed())) {
+      *part->add_blocks() = std::move(block);
+    }
+    bit = (bit + 63) / 64 * 64;
+  }
+  ASSIGN_OR_RETURN(std::vector<uint64_t> bits, finder.Finish());
+  bits.resize(static_cast<size_t>(bit / 64));
+  for (TextBlock& block : *part->mutable_blocks()) {
+    const std::span<const uint64_t> words(&bits[static_cast<size_t>(block.bit() / 64)],
+                                          static_cast<size_t>((block.lines() + 63) / 64));
+    block.set_judged(HashBytes({reinterpret_cast<const char*>(words.data()), words.size_bytes()},
+                               block.judged()));
+  }
+  return bits;
+}
+
 absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePairTexts& texts) {
   PreparedPart part;
   part.set_key(ScanKey(context, texts));
@@ -70,32 +204,24 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
     context.Say(absl::StrCat("scanned before: ", texts.Name()));
     return *std::move(found);
   }
-  const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
   std::unique_ptr<SampleLog> sample;
   if (LearnsTokenizer(context) && texts.tag.empty()) {
     ASSIGN_OR_RETURN(
         sample, SampleLog::Create(context.OwnFolder(), name + ".sample", SampleSpecOf(context.spec),
                                   {texts.first, texts.second}));
   }
-  const ScanSpec scan = {context.OwnFolder(), !context.spec.cleaning().keep_duplicates(),
-                         sample.get(), context.options.block_lines};
-  ASSIGN_OR_RETURN(const ScanResult result,
-                   ScanTraining(texts, filter, scan, [&](const LineReader& reader) {
-                     context.NoteInput()(reader);
-                     InputFile& input = *part.add_inputs();
-                     input.set_name(reader.path());
-                     input.set_hash(reader.file_hash());
-                   }));
-  *part.mutable_blocks() = {result.blocks.begin(), result.blocks.end()};
-  ASSIGN_OR_RETURN(*part.add_files(),
-                   FileWriter::Write(context.OwnFolder(), name + ".bits",
-                                     {reinterpret_cast<const char*>(result.duplicate_bits.data()),
-                                      result.duplicate_bits.size() * sizeof(uint64_t)}));
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> bits,
+                   ReadTraining(context, texts, sample.get(), &part));
+  ASSIGN_OR_RETURN(*part.add_files(), FileWriter::Write(context.OwnFolder(), name + ".bits",
+                                                        {reinterpret_cast<const char*>(bits.data()),
+                                                         bits.size() * sizeof(uint64_t)}));
   if (sample != nullptr) {
     ASSIGN_OR_RETURN(*part.add_files(), sample->Finish());
   }
   RETURN_IF_ERROR(context.Keep(name, part));
-  context.Say(absl::StrCat("scanned ", texts.Name(), ": ", result.num_lines, " lines"));
+  int64_t num_lines = 0;
+  for (const TextBlock& block : part.blocks()) num_lines += block.lines();
+  context.Say(absl::StrCat("scanned ", texts.Name(), ": ", num_lines, " lines"));
   return part;
 }
 
@@ -148,6 +274,24 @@ std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts) 
     if (!pair.train.empty()) pair_bytes.push_back(static_cast<int64_t>(std::min(bytes, 1e18)));
   }
   return pair_bytes;
+}
+
+PreparePlan PlanPreparation(std::span<const int64_t> pair_bytes, int num_ranks,
+                            int threads_per_rank) {
+  const std::vector<int> owners = Deal(pair_bytes, num_ranks);
+  std::vector<double> loads(static_cast<size_t>(num_ranks), 0.0);
+  PreparePlan plan;
+  for (size_t i = 0; i < pair_bytes.size(); ++i) {
+    const auto bytes = static_cast<double>(pair_bytes[i]);
+    loads[static_cast<size_t>(owners[i])] += bytes;
+    plan.text_bytes += bytes;
+  }
+  const double most = *std::max_element(loads.begin(), loads.end());
+  plan.shard_bytes = plan.text_bytes * kShardBytesPerTextByte;
+  plan.scan_seconds = most / kScanRate;
+  plan.encode_seconds = plan.text_bytes / (kEncodeRate * num_ranks * threads_per_rank);
+  plan.assemble_seconds = most / kAssembleRate;
+  return plan;
 }
 
 absl::Status ScanTexts(PrepareContext& context) {

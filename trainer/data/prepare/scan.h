@@ -1,7 +1,9 @@
-// The first reading of the training text, shared between ranks.
+// The first reading of the training text, shared between ranks; how much text there is, and how
+// long its preparation will take.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +19,22 @@ std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts);
 // Returns about how many training pairs `texts` have: counted where a text is short, else by its
 // first 1,000 pairs.
 double TrainingPairs(const std::vector<LanguagePairTexts>& texts);
+
+// How long a preparation will take, by rates that were measured, for ranks of one kind.
+struct PreparePlan {
+  double text_bytes = 0.0;   // of training text, both sides
+  double shard_bytes = 0.0;  // on disk
+  // The slowest rank is busy so long; learning a tokenizer is not in it.
+  double scan_seconds = 0.0;      // first reading: a language pair is read by one rank
+  double encode_seconds = 0.0;    // second reading, shared evenly
+  double assemble_seconds = 0.0;  // a shard is written by one rank
+
+  double Seconds() const { return scan_seconds + encode_seconds + assemble_seconds; }
+};
+
+// `pair_bytes` has the bytes of training text of each language pair.
+PreparePlan PlanPreparation(std::span<const int64_t> pair_bytes, int num_ranks,
+                            int threads_per_rank);
 
 // Fills context.scans: ranks scan the language pairs that are dealt to them, or find them scanned.
 // Each has its blocks, a file of duplicate bits and, where a tokenizer is to be learned, a log of

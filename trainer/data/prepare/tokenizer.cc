@@ -20,11 +20,9 @@
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
-#include "trainer/data/corpus.h"
-#include "trainer/data/prepare/corpus_passes.h"
+#include "trainer/data/corpus_manifest.h"
 #include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/sample_log.h"
-#include "trainer/data/vocabulary.h"
 
 namespace deepnet {
 namespace {
@@ -55,8 +53,14 @@ absl::StatusOr<std::vector<std::string>> Sample(PrepareContext& context) {
                                   {texts.first, texts.second}, &sample));
     if (replay.complete) continue;
     context.Say(absl::StrCat("reading ", texts.Name(), " again for the tokenizer"));
-    const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
-    RETURN_IF_ERROR(SampleTraining(texts, filter, replay.num_added, &sample));
+    int64_t num_known = replay.num_added;
+    const auto add = [&](DropReason reason, const RawPair& pair, const PairReader& /*reader*/) {
+      if (reason != DropReason::kNone) return absl::OkStatus();
+      if (--num_known < 0) sample.Add(texts.first, pair.first);
+      if (--num_known < 0) sample.Add(texts.second, pair.second);
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(context.JudgeTexts(texts, "train", add));
   }
   return sample.Take();
 }
@@ -95,8 +99,14 @@ absl::Status CheckRules(const std::string& path, PrepareContext& context) {
 
 // Says why the sample has no sentence: what became of all training pairs, or that it is too small.
 absl::Status NothingLeft(PrepareContext& context) {
-  const TextFilter filter(context.spec.cleaning(), context.languages, &context.held_out);
-  ASSIGN_OR_RETURN(const DropCounts counts, CountDrops(context.trained, filter));
+  DropCounts counts;
+  const auto count = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
+    counts.Add(reason, reader, pair.line);
+    return absl::OkStatus();
+  };
+  for (const LanguagePairTexts* texts : context.trained) {
+    RETURN_IF_ERROR(context.JudgeTexts(*texts, "train", count));
+  }
   if (counts.lines[static_cast<size_t>(DropReason::kNone)] > 0) {
     return ConfigError(absl::StrCat(
         "prepare.tokenizer.input_sentence_size: ", context.spec.tokenizer().input_sentence_size(),

@@ -94,13 +94,13 @@ TEST_F(Cleaning, DropsALineBeyondTheLimit) {
 }
 
 TEST(JudgeLengths, DropsLongAndLopsidedPairs) {
-  const CleaningSpec spec = WithDefaults(CleaningSpec());
-  EXPECT_EQ(JudgeLengths(spec, 250, 250), DropReason::kNone);
-  EXPECT_EQ(JudgeLengths(spec, 251, 250), DropReason::kTooLong);
-  EXPECT_EQ(JudgeLengths(spec, 4, 12), DropReason::kNone);
-  EXPECT_EQ(JudgeLengths(spec, 4, 13), DropReason::kLengthRatio);
-  EXPECT_EQ(JudgeLengths(spec, 1, 9), DropReason::kNone);
-  EXPECT_EQ(JudgeLengths(spec, 10, 1), DropReason::kLengthRatio);
+  const TextFilter filter(CleaningSpec(), {}, nullptr);
+  EXPECT_EQ(filter.JudgeLengths(250, 250), DropReason::kNone);
+  EXPECT_EQ(filter.JudgeLengths(251, 250), DropReason::kTooLong);
+  EXPECT_EQ(filter.JudgeLengths(4, 12), DropReason::kNone);
+  EXPECT_EQ(filter.JudgeLengths(4, 13), DropReason::kLengthRatio);
+  EXPECT_EQ(filter.JudgeLengths(1, 9), DropReason::kNone);
+  EXPECT_EQ(filter.JudgeLengths(10, 1), DropReason::kLengthRatio);
 }
 
 TEST(DropCounts, TheExampleOfAReasonIsTheFirstOfAll) {

@@ -28,7 +28,6 @@
 #include "trainer/data/corpus_shard.h"
 #include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/prepare/parts.h"
-#include "trainer/data/prepare/plan.h"
 #include "trainer/data/prepare/sample_log.h"
 #include "trainer/data/prepare/scan.h"
 

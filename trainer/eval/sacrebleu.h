@@ -1,10 +1,7 @@
-// Corpus BLEU (Papineni et al., 2002) as sacreBLEU 2.x computes it: one reference, orders 1 to 4,
-// case kept, exponential smoothing, effective order off. Scores are equal to the last bit of the
-// same libm.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer("13a"));
-//   CorpusBleu(hypotheses, references, tokenizer).score;  // 46.78...
+// Corpus BLEU (Papineni et al., 2002) and chrF2 (Popovic, 2015) as sacreBLEU 2.x computes them: one
+// reference, case kept. BLEU has orders 1 to 4, exponential smoothing, effective order off; chrF2
+// has character orders 1 to 6, no words, beta 2, white space skipped, effective order on. Scores
+// are equal to the last bit of the same libm.
 #pragma once
 
 #include <array>
@@ -40,7 +37,13 @@ struct BleuScore {
 BleuScore CorpusBleu(std::span<const std::string> hypotheses,
                      std::span<const std::string> references, const BleuTokenizer& tokenizer);
 
+// Returns 0 to 100: `hypotheses` against `references` (as many; checked).
+double CorpusChrf(std::span<const std::string> hypotheses, std::span<const std::string> references);
+
 // "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 std::string BleuSignature(const BleuTokenizer& tokenizer);
+
+// "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
+std::string ChrfSignature();
 
 }  // namespace deepnet
