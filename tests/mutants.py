@@ -212,7 +212,7 @@ MUTANTS = {
         "trainer/telemetry/event_file.cc", "if (*figure == 0.0 && shown_.count(tag) == 0) continue;", "if (*figure == 0.0) continue;",
         "trainer_event_file_test"),
     "ampersands-are-markup": (
-        "trainer/telemetry/event_file.cc", "} else if (c == '&') {", "} else if (c == '\\r') {", "trainer_event_file_test"),
+        "trainer/telemetry/event_file.cc", '{"&", "&amp;"}', '{"\\r", "&amp;"}', "trainer_event_file_test"),
     "line-ends-break-labels": ("trainer/telemetry/prometheus_file.cc", ', {"\\n", "\\\\n"}', "", "trainer_prometheus_file_test"),
     "unknown-figures-are-shown": (
         "trainer/telemetry/prometheus_file.cc", "if (value > 0) Gauge", "if (value >= 0) Gauge", "trainer_prometheus_file_test"),

@@ -71,8 +71,10 @@ void AsyncCheckpointer::Begin(const Manifest& state) {
     copied_.notify_all();
     RETURN_IF_ERROR(device_error_);
     ASSIGN_OR_RETURN(file_, WriteShard(fs_, options_.folder, manifest_.step(),
-                                       {context_.world->rank(), context_.world->size()},
-                                       manifest_.block_bytes(), snapshot_.tensors()));
+                                       {.index = context_.world->rank(),
+                                        .count = context_.world->size(),
+                                        .block_bytes = manifest_.block_bytes()},
+                                       snapshot_.tensors()));
     return absl::OkStatus();
   });
   if (!options_.copies) task_.Wait().IgnoreError();  // Advance asks again

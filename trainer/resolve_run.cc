@@ -304,18 +304,14 @@ absl::Status RunResolver::ChoosePlan() {
 }
 
 absl::Status RunResolver::CheckIdentity() {
-  const RunIdentity identity{resolved_.inventory.Hash(), resolved_.corpus->content_hash(),
-                             resolved_.corpus->vocabulary().hash()};
   Manifest& state = resolved_.state;
-  if (resolved_.earlier.has_value()) {
-    RETURN_IF_ERROR(CheckSameRun(resolved_.earlier->manifest, identity, resolved_.run));
-  }
-  state.set_inventory_hash(identity.inventory_hash);
-  state.set_corpus_hash(identity.corpus_hash);
-  state.set_tokenizer_hash(identity.tokenizer_hash);
+  state.set_inventory_hash(resolved_.inventory.Hash());
+  state.set_corpus_hash(resolved_.corpus->content_hash());
+  state.set_tokenizer_hash(resolved_.corpus->vocabulary().hash());
   *state.mutable_run() = resolved_.run;
   state.clear_files();
-  return absl::OkStatus();
+  if (!resolved_.earlier.has_value()) return absl::OkStatus();
+  return CheckSameRun(resolved_.earlier->manifest, state);
 }
 
 }  // namespace

@@ -64,8 +64,9 @@ absl::Status SaveLargeCheckpoint(FileSystem& fs, const std::string& run_folder,
     const int64_t begin = parameters * file / checkpoint.num_files;
     const int64_t end = parameters * (file + 1) / checkpoint.num_files;
     ASSIGN_OR_RETURN(*manifest.add_files(),
-                     WriteShard(fs, run_folder, checkpoint.step, {file, checkpoint.num_files},
-                                checkpoint.block_bytes, PartsOf(sizes, begin, end, elements)));
+                     WriteShard(fs, run_folder, checkpoint.step,
+                                {file, checkpoint.num_files, checkpoint.block_bytes},
+                                PartsOf(sizes, begin, end, elements)));
   }
   return CommitCheckpoint(fs, run_folder, std::move(manifest));
 }

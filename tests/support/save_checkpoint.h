@@ -18,8 +18,9 @@ inline absl::Status SaveCheckpoint(FileSystem& fs, const std::string& run_folder
                                    std::span<const NamedTensor> tensors) {
   const int64_t step = manifest.step();
   RETURN_IF_ERROR(BeginCheckpoint(fs, run_folder, step));
-  ASSIGN_OR_RETURN(*manifest.add_files(),
-                   WriteShard(fs, run_folder, step, {}, manifest.block_bytes(), tensors));
+  ASSIGN_OR_RETURN(
+      *manifest.add_files(),
+      WriteShard(fs, run_folder, step, {.block_bytes = manifest.block_bytes()}, tensors));
   return CommitCheckpoint(fs, run_folder, std::move(manifest));
 }
 

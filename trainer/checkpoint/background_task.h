@@ -1,10 +1,4 @@
 // Runs one piece of work in the background of the thread that asked for it.
-//
-// Example:
-//   BackgroundTask task;
-//   task.Start([&] { return WriteShard(...).status(); });
-//   ...                                    // steps
-//   if (task.Done()) RETURN_IF_ERROR(task.Wait());
 #pragma once
 
 #include <atomic>

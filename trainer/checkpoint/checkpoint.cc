@@ -23,7 +23,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -63,27 +62,29 @@ void CheckTensors(std::span<const NamedTensor> tensors) {
 TensorExtent ExtentOf(const NamedTensor& tensor, int64_t offset) {
   TensorExtent extent;
   extent.set_name(tensor.name);
-  for (const int64_t size : tensor.shape) extent.add_shape(size);
+  extent.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
   extent.set_first_element(tensor.first_element);
   extent.set_num_elements(static_cast<int64_t>(tensor.data.size()));
   extent.set_offset(offset);
   return extent;
 }
 
+int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : asked; }
+
 absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder,
-                                       const std::string& name, int64_t block_bytes,
+                                       const CheckpointWriter& writer,
                                        std::span<const NamedTensor> tensors) {
   ShardFile description;
-  description.set_file(name);
+  description.set_file(TensorFileName(writer.index, writer.count));
   RETURN_IF_ERROR(MakeOwnFolder(fs, folder));  // each writer: none has to wait for another
-  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, fs.CreateNew(JoinPath(folder, name)));
-  BlockWriter writer(*file, block_bytes, description);
+  ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(folder, description.file())));
+  BlockWriter blocks(*file, BlockBytes(writer.block_bytes), description);
   for (const NamedTensor& tensor : tensors) {
     *description.add_extents() = ExtentOf(tensor, description.bytes());
-    RETURN_IF_ERROR(writer.Append(
+    RETURN_IF_ERROR(blocks.Append(
         {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size() * kElementBytes}));
   }
-  RETURN_IF_ERROR(writer.Finish());
+  RETURN_IF_ERROR(blocks.Finish());
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
   return description;
@@ -117,8 +118,7 @@ absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifes
   const std::string temporary = TemporaryFolder(run_folder, manifest.step());
   const std::string bytes = SerializeManifest(manifest);
   RETURN_IF_ERROR(ParseManifest(bytes).status());
-  ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file,
-                   fs.CreateNew(JoinPath(temporary, kManifestFile)));
+  ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(temporary, kManifestFile)));
   RETURN_IF_ERROR(file->Append(bytes));
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
@@ -131,8 +131,6 @@ absl::Status Commit(FileSystem& fs, const std::string& run_folder, const Manifes
 std::string Context(const std::string& run_folder, int64_t step) {
   return absl::StrCat("saving the checkpoint of step ", step, " in '", run_folder, "'");
 }
-
-int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : asked; }
 
 // Reading.
 
@@ -165,15 +163,6 @@ absl::Status ReadPieces(BlockReader& reader, std::span<const Piece> pieces) {
 
 // Wanted tensors by name; parts of one tensor stand in the order in which they were given.
 using Wanted = std::multimap<std::string_view, const MutableNamedTensor*>;
-
-Wanted IndexByName(std::span<const MutableNamedTensor> tensors) {
-  Wanted wanted;
-  for (const MutableNamedTensor& tensor : tensors) {
-    CheckRun(tensor);
-    wanted.emplace(tensor.name, &tensor);
-  }
-  return wanted;
-}
 
 template <typename Shape>
 std::string ShapeText(const Shape& shape) {
@@ -239,24 +228,6 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-// Returns the candidates, best first, and adds a note for each unfinished one.
-std::vector<Candidate> FindCandidates(const std::string& run_folder,
-                                      const std::vector<std::string>& names,
-                                      std::vector<std::string>& notes) {
-  std::vector<Candidate> candidates;
-  for (const std::string& name : names) {
-    const std::optional<int64_t> step = StepOfCheckpointFolder(name);
-    if (!step.has_value()) continue;
-    if (StateEnd(name) == kUnfinishedEnd) {
-      notes.push_back(absl::StrCat("'", JoinPath(run_folder, name), "' was never finished"));
-    } else {
-      candidates.push_back({*step, StateEnd(name).empty(), name});
-    }
-  }
-  std::sort(candidates.begin(), candidates.end(), std::greater<>());
-  return candidates;
-}
-
 absl::StatusOr<Manifest> ReadVerified(FileSystem& fs, const std::string& folder, int64_t step) {
   ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, folder));
   if (manifest.step() != step) {
@@ -299,14 +270,12 @@ absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int6
 }
 
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
-                                     CheckpointWriter writer, int64_t block_bytes,
+                                     const CheckpointWriter& writer,
                                      std::span<const NamedTensor> tensors) {
-  DEEPNET_CHECK(step >= 0 && block_bytes >= 0 && block_bytes <= kMaxBlockBytes);
+  DEEPNET_CHECK(step >= 0 && writer.block_bytes >= 0 && writer.block_bytes <= kMaxBlockBytes);
   CheckTensors(tensors);
-  return CheckpointError(
-      WriteTensors(fs, TemporaryFolder(run_folder, step),
-                   TensorFileName(writer.index, writer.count), BlockBytes(block_bytes), tensors),
-      Context(run_folder, step));
+  return CheckpointError(WriteTensors(fs, TemporaryFolder(run_folder, step), writer, tensors),
+                         Context(run_folder, step));
 }
 
 absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest) {
@@ -327,12 +296,16 @@ absl::StatusOr<Manifest> ReadManifest(FileSystem& fs, const std::string& checkpo
 absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
                          const Manifest& manifest, std::span<const MutableNamedTensor> tensors) {
   const std::string context = absl::StrCat("reading checkpoint '", checkpoint_folder, "'");
-  const Wanted wanted = IndexByName(tensors);
+  Wanted wanted;
+  for (const MutableNamedTensor& tensor : tensors) {
+    CheckRun(tensor);
+    wanted.emplace(tensor.name, &tensor);
+  }
   RETURN_IF_ERROR(CheckpointError(CheckWanted(manifest, wanted), context));
   for (const ShardFile& file : manifest.files()) {
     const std::vector<Piece> pieces = PiecesOf(file, wanted);
     if (pieces.empty()) continue;
-    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    BlockReader reader(fs, checkpoint_folder, file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
     RETURN_IF_ERROR(CheckpointError(ReadPieces(reader, pieces), context));
   }
@@ -343,7 +316,7 @@ absl::Status VerifyTensors(FileSystem& fs, const std::string& checkpoint_folder,
                            const Manifest& manifest, const std::atomic<bool>* cancel) {
   const std::string context = absl::StrCat("verifying checkpoint '", checkpoint_folder, "'");
   for (const ShardFile& file : manifest.files()) {
-    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    BlockReader reader(fs, checkpoint_folder, file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
     for (int64_t block = 0; block < reader.num_blocks(); ++block) {
       if (cancel != nullptr && *cancel) return absl::OkStatus();
@@ -402,7 +375,17 @@ absl::StatusOr<std::optional<FoundCheckpoint>> FindLatest(FileSystem& fs,
   if (absl::IsNotFound(names.status())) return std::nullopt;
   if (!names.ok()) return CheckpointError(names.status(), "looking for checkpoints");
   FoundCheckpoint found;
-  const std::vector<Candidate> candidates = FindCandidates(run_folder, *names, found.notes);
+  std::vector<Candidate> candidates;
+  for (const std::string& name : *names) {
+    const std::optional<int64_t> step = StepOfCheckpointFolder(name);
+    if (!step.has_value()) continue;
+    if (StateEnd(name) == kUnfinishedEnd) {
+      found.notes.push_back(absl::StrCat("'", JoinPath(run_folder, name), "' was never finished"));
+    } else {
+      candidates.push_back({*step, StateEnd(name).empty(), name});
+    }
+  }
+  std::ranges::sort(candidates, std::greater<>());
   for (const Candidate& candidate : candidates) {
     found.folder = JoinPath(run_folder, candidate.name);
     absl::StatusOr<Manifest> manifest = ReadVerified(fs, found.folder, candidate.step);

@@ -12,7 +12,7 @@
 //
 // Example, saving alone and reading:
 //   RETURN_IF_ERROR(BeginCheckpoint(fs, "run", step));
-//   ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, "run", step, {}, 0, tensors));
+//   ASSIGN_OR_RETURN(*manifest.add_files(), WriteShard(fs, "run", step, {}, tensors));
 //   RETURN_IF_ERROR(CommitCheckpoint(fs, "run", manifest));
 //   ...
 //   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindLatest(fs, "run"));
@@ -56,14 +56,14 @@ using MutableNamedTensor = TensorRun<float>;  // to be filled
 // One of the writers of a checkpoint.
 struct CheckpointWriter {
   int index = 0, count = 1;
+  int64_t block_bytes = 0;  // of the manifest; 0: 16 MiB
 };
 
 // A checkpoint is saved by several writers, a rank each: one calls BeginCheckpoint; when it has
 // returned, each of them calls WriteShard with its own part, in any order, at the same
 // time; when all have returned, one calls CommitCheckpoint with their ShardFiles in manifest.files,
 // in the order of the writers. The parts must make every tensor exactly once (CommitCheckpoint
-// refuses others). `block_bytes` is that of the manifest; 0 stands for 16 MiB. A writer holds 1 MiB
-// besides `tensors`. One save at a time in a run.
+// refuses others). A writer holds 1 MiB besides `tensors`. One save at a time in a run.
 //
 // Between the calls nothing exists but a temporary folder. When CommitCheckpoint returns OK, the
 // checkpoint is durable and `latest` points at it; when it fails, or the machine does, every
@@ -73,7 +73,7 @@ struct CheckpointWriter {
 // missing, so that writers who know that nothing unfinished is there need not wait for anybody.
 absl::Status BeginCheckpoint(FileSystem& fs, const std::string& run_folder, int64_t step);
 absl::StatusOr<ShardFile> WriteShard(FileSystem& fs, const std::string& run_folder, int64_t step,
-                                     CheckpointWriter writer, int64_t block_bytes,
+                                     const CheckpointWriter& writer,
                                      std::span<const NamedTensor> tensors);
 absl::Status CommitCheckpoint(FileSystem& fs, const std::string& run_folder, Manifest manifest);
 

@@ -2,15 +2,14 @@
 // listed here.
 #include "trainer/checkpoint/compatibility.h"
 
-#include <set>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/text_format.h>
-#include <google/protobuf/util/message_differencer.h>
 
 #include "parallel/base/check.h"
 #include "trainer/checkpoint/format.h"
@@ -39,6 +38,7 @@ std::string ValueText(const Message& message, const FieldDescriptor& field) {
   return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
 }
 
+// Adds a sentence if the two texts differ.
 void AddDifference(const std::string& what, const std::string& saved, const std::string& now,
                    std::vector<std::string>& differences) {
   if (saved == now) return;
@@ -47,56 +47,50 @@ void AddDifference(const std::string& what, const std::string& saved, const std:
                                      " in this run"));
 }
 
-// Adds a sentence to `differences` for every field of `names` (all fields if that is empty) but
-// those of `free` in which the two, of one type, differ. `path` is "model."
+// Adds the differences in the fields `names` of two messages of one type. `path` is "model."
 void CompareFields(const std::string& path, const Message& saved, const Message& now,
-                   const std::set<std::string>& names, const std::set<std::string>& free,
-                   std::vector<std::string>& differences) {
-  const google::protobuf::Descriptor& type = *saved.GetDescriptor();
+                   const std::vector<std::string>& names, std::vector<std::string>& differences) {
   for (const std::string& name : names) {
-    DEEPNET_CHECK(type.FindFieldByName(name) != nullptr) << path << name;
+    const FieldDescriptor* const field = saved.GetDescriptor()->FindFieldByName(name);
+    DEEPNET_CHECK(field != nullptr) << path << name;
+    AddDifference(path + name, ValueText(saved, *field), ValueText(now, *field), differences);
   }
+}
+
+// Returns the names of all fields of ModelSpec but those of dropout.
+std::vector<std::string> ModelFields() {
+  std::vector<std::string> names;
+  const google::protobuf::Descriptor& type = *ModelSpec::descriptor();
   for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    if ((!names.empty() && !names.contains(field.name())) || free.contains(field.name())) continue;
-    google::protobuf::util::MessageDifferencer differencer;
-    differencer.set_message_field_comparison(
-        google::protobuf::util::MessageDifferencer::EQUIVALENT);  // an absent message is an empty
-                                                                  // one
-    const bool equal = differencer.CompareWithFields(saved, now, {&field}, {&field});
-    if (equal) continue;
-    differences.push_back(absl::StrCat(path, field.name(), " is ", ValueText(saved, field),
-                                       " in the checkpoint and ", ValueText(now, field),
-                                       " in this run"));
+    const std::string& name = type.field(i)->name();
+    if (!absl::EndsWith(name, "dropout")) names.push_back(name);
   }
+  return names;
 }
 
 }  // namespace
 
-absl::Status CheckSameRun(const Manifest& manifest, const RunIdentity& identity,
-                          const RunSpec& run) {
-  RunSpec saved = manifest.run();
+absl::Status CheckSameRun(const Manifest& saved, const Manifest& now) {
+  RunSpec before = saved.run();
   // More pairs than target tokens were never packed; such a bound is no longer kept.
-  MicrobatchSpec& microbatch = *saved.mutable_data()->mutable_microbatch();
+  MicrobatchSpec& microbatch = *before.mutable_data()->mutable_microbatch();
   microbatch.set_max_sentences(
       std::min(microbatch.max_sentences(), microbatch.max_target_tokens()));
   std::vector<std::string> differences;
-  CompareFields("model.", saved.model(), run.model(), {},
-                {"dropout", "attention_dropout", "activation_dropout"}, differences);
-  CompareFields("", saved, run, {"seed"}, {}, differences);
-  CompareFields("data.", saved.data(), run.data(),
+  CompareFields("model.", before.model(), now.run().model(), ModelFields(), differences);
+  CompareFields("", before, now.run(), {"seed"}, differences);
+  CompareFields("data.", before.data(), now.run().data(),
                 {"tags", "microbatch", "global_microbatches", "directions", "max_sentence_tokens"},
-                {}, differences);
-  CompareFields("optim.", saved.optim(), run.optim(), {"optimizer", "virtual_replicas"}, {},
                 differences);
-  AddDifference("the hash of parameters' names and shapes", manifest.inventory_hash(),
-                identity.inventory_hash, differences);
-  AddDifference("the corpus's content hash", manifest.corpus_hash(), identity.corpus_hash,
+  CompareFields("optim.", before.optim(), now.run().optim(), {"optimizer", "virtual_replicas"},
                 differences);
-  AddDifference("the tokenizer's content hash", manifest.tokenizer_hash(), identity.tokenizer_hash,
+  AddDifference("the hash of parameters' names and shapes", saved.inventory_hash(),
+                now.inventory_hash(), differences);
+  AddDifference("the corpus's content hash", saved.corpus_hash(), now.corpus_hash(), differences);
+  AddDifference("the tokenizer's content hash", saved.tokenizer_hash(), now.tokenizer_hash(),
                 differences);
   if (differences.empty()) return absl::OkStatus();
-  return CheckpointRefused(absl::StrCat("the checkpoint of step ", manifest.step(),
+  return CheckpointRefused(absl::StrCat("the checkpoint of step ", saved.step(),
                                         " is of another run: ", absl::StrJoin(differences, "; ")));
 }
 

@@ -35,19 +35,6 @@ std::string LittleEndian(uint32_t value) {
   return bytes;
 }
 
-// Returns the number of elements of a tensor; -1 if its shape makes no sense.
-int64_t CheckedElements(const TensorExtent& extent) {
-  int64_t elements = 1;
-  for (const int64_t size : extent.shape()) {
-    if (size <= 0 || __builtin_mul_overflow(elements, size, &elements)) return -1;
-  }
-  return elements;
-}
-
-bool SameShape(const TensorExtent& a, const TensorExtent& b) {
-  return std::equal(a.shape().begin(), a.shape().end(), b.shape().begin(), b.shape().end());
-}
-
 absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
   const std::string& name = file.file();
   if (!IsFileName(name)) {
@@ -65,7 +52,7 @@ absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
                                                         "' has elements of type ", extent.dtype(),
                                                         "; this program reads F32"));
     }
-    const int64_t elements = CheckedElements(extent);
+    const int64_t elements = CheckedElements(extent.shape());
     const bool inside_tensor = extent.first_element() >= 0 && extent.num_elements() > 0 &&
                                extent.num_elements() <= elements &&
                                extent.first_element() <= elements - extent.num_elements();
@@ -95,10 +82,11 @@ absl::Status CheckTensors(const Manifest& manifest) {
     const TensorExtent& first = *extents.begin()->second;
     int64_t covered = 0;
     for (const auto& [first_element, extent] : extents) {
-      if (first_element != covered || !SameShape(*extent, first)) break;
+      const bool same_shape = std::ranges::equal(extent->shape(), first.shape());
+      if (first_element != covered || !same_shape) break;
       covered += extent->num_elements();
     }
-    if (covered != CheckedElements(first)) {
+    if (covered != CheckedElements(first.shape())) {
       return absl::DataLossError(absl::StrCat("the parts of '", name, "' do not make a whole"));
     }
   }
@@ -192,6 +180,14 @@ int64_t NumElements(std::span<const int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
+int64_t CheckedElements(const google::protobuf::RepeatedField<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) {
+    if (size <= 0 || __builtin_mul_overflow(elements, size, &elements)) return -1;
+  }
+  return elements;
+}
+
 absl::Status BlockWriter::Append(std::string_view bytes) {
   description_.set_bytes(description_.bytes() + static_cast<int64_t>(bytes.size()));
   while (!bytes.empty()) {
@@ -230,10 +226,6 @@ void BlockWriter::EndBlock() {
   block_crc_ = 0;
   block_written_ = 0;
 }
-
-BlockReader::BlockReader(FileSystem& fs, std::string path, const ShardFile& file,
-                         int64_t block_bytes)
-    : fs_(fs), path_(std::move(path)), file_(file), block_bytes_(block_bytes) {}
 
 int64_t BlockReader::End(int64_t block) const {
   return std::min(Begin(block) + block_bytes_, file_.bytes());

@@ -67,6 +67,9 @@ absl::Status CheckpointRefused(const std::string& text);
 // Returns the product of the sizes.
 int64_t NumElements(std::span<const int64_t> shape);
 
+// The same of a shape from outside; -1 if that makes no sense.
+int64_t CheckedElements(const google::protobuf::RepeatedField<int64_t>& shape);
+
 // Writes a tensor file block by block, and adds bytes and checksums to its description.
 class BlockWriter {
  public:
@@ -97,8 +100,9 @@ class BlockWriter {
 // errors are passed on. One thread at a time.
 class BlockReader {
  public:
-  // `path` is the file that `file` describes. `fs` and `file` are borrowed.
-  BlockReader(FileSystem& fs, std::string path, const ShardFile& file, int64_t block_bytes);
+  // `folder` holds the file that `file` describes. `fs` and `file` are borrowed.
+  BlockReader(FileSystem& fs, const std::string& folder, const ShardFile& file, int64_t block_bytes)
+      : fs_(fs), path_(JoinPath(folder, file.file())), file_(file), block_bytes_(block_bytes) {}
 
   // Fails unless the file has the size that its manifest says.
   absl::Status CheckSize();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -17,15 +17,6 @@ constexpr int kCpuTokens = 2000, kGpuTokens = 16000;
 constexpr int kCpuRows = 512, kGpuRows = 4096;
 constexpr int kLeastTokens = 500;
 
-absl::Status DoesNotFit(const std::string& what, int64_t bytes, int64_t usable) {
-  return WithExitCode(
-      absl::ResourceExhaustedError(absl::StrFormat(
-          "%s: keys, values and log-probabilities take up to %.2f GiB, but the GPU "
-          "has room for %.2f GiB",
-          what, static_cast<double>(bytes) / kGib, static_cast<double>(usable) / kGib)),
-      ExitCode::kDoesNotFit);
-}
-
 }  // namespace
 
 int BatchTokens(const DecodeSpec& decode, bool on_gpu) {
@@ -72,13 +63,18 @@ absl::StatusOr<BatchLimits> FitBatches(const DecodeSpec& decode, std::span<const
     limits.batch_tokens /= 2;
   }
   if (source_bytes() + sentence_bytes > usable) {
-    if (!open && decode.batch_tokens() > model.max_positions()) {
-      return DoesNotFit(absl::StrCat("decode.batch_tokens: ", limits.batch_tokens),
-                        source_bytes() + sentence_bytes, usable);
-    }
-    return DoesNotFit(absl::StrCat("decode.beam_size ", rows, ", decode.max_tokens ",
-                                   decode.max_tokens(), ": one sentence"),
-                      source_bytes() + sentence_bytes, usable);
+    const bool by_tokens = !open && decode.batch_tokens() > model.max_positions();
+    const std::string what = by_tokens
+                                 ? absl::StrCat("decode.batch_tokens: ", limits.batch_tokens)
+                                 : absl::StrCat("decode.beam_size ", rows, ", decode.max_tokens ",
+                                                decode.max_tokens(), ": one sentence");
+    return WithExitCode(
+        absl::ResourceExhaustedError(absl::StrFormat(
+            "%s: keys, values and log-probabilities take up to %.2f GiB, but the GPU "
+            "has room for %.2f GiB",
+            what, static_cast<double>(source_bytes() + sentence_bytes) / kGib,
+            static_cast<double>(usable) / kGib)),
+        ExitCode::kDoesNotFit);
   }
   limits.max_sentences = (usable - source_bytes()) / sentence_bytes;
   return limits;

@@ -17,11 +17,11 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <tuple>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -89,13 +89,46 @@ class SentenceSearch {
 
   // Appends the choices wanted from the distributions after the tokens fed to the live rows, the
   // first of which is row `first_row` of the step. None while tags are fed.
-  void AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const;
+  void AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const {
+    if (tags_used_ < tags_.size()) return;
+    const SearchOptions& options = rules_.options;
+    const size_t count = draws_first() ? static_cast<size_t>(options.nbest) : live_.size();
+    for (size_t i = 0; i < count; ++i) {
+      native::TokenChoice& choice = choices.emplace_back();
+      choice.row = static_cast<int32_t>(first_row + (draws_first() ? 0 : i));
+      choice.forbidden = forbidden_now();
+      if (is_forced()) choice.given = prefix_[static_cast<size_t>(num_tokens_)];
+      if (!rules_.samples()) continue;
+      const int sample = draws_first() ? static_cast<int>(i) : live_[i].sample;
+      choice.uniform = SampleUniform(options.seed, ordinal_, num_tokens_, sample);
+    }
+  }
 
   // `chosen` is [choices, rules.k()], what was chosen for AddChoices.
-  void Advance(std::span<const native::TokenScore> chosen);
+  void Advance(std::span<const native::TokenScore> chosen) {
+    if (tags_used_ < tags_.size()) {
+      // All hypotheses share the tags, so they can neither change their order nor their length.
+      live_.front() = {.parent = 0, .token = tags_[tags_used_++]};
+      return;
+    }
+    candidates_.clear();
+    next_.clear();
+    Collect(chosen);
+    ++num_tokens_;
+    rules_.samples() ? ExtendSamples() : SelectBeam();
+    std::swap(live_, next_);
+  }
 
   // Returns the nbest, when done.
-  std::vector<Hypothesis> TakeResult();
+  std::vector<Hypothesis> TakeResult() {
+    std::stable_sort(finished_.begin(), finished_.end(), [&](const Finished& a, const Finished& b) {
+      return rules_.samples() ? a.sample < b.sample : a.hypothesis.score > b.hypothesis.score;
+    });
+    const size_t count = std::min(finished_.size(), static_cast<size_t>(rules_.options.nbest));
+    std::vector<Hypothesis> result;
+    for (size_t i = 0; i < count; ++i) result.push_back(std::move(finished_[i].hypothesis));
+    return result;
+  }
 
  private:
   struct Node {  // one decided token; hypotheses are paths to the root
@@ -113,15 +146,96 @@ class SentenceSearch {
     int sample;
   };
 
-  void Collect(std::span<const native::TokenScore> chosen);
-  void SelectBeam();
-  void ExtendSamples();
-  Live Extend(const Candidate& candidate);
-  void Finish(const Candidate& candidate);
-  bool CannotImprove() const;
+  void Collect(std::span<const native::TokenScore> chosen) {
+    const size_t k = static_cast<size_t>(rules_.k());
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      if (chosen[i].token < 0) continue;
+      const size_t row = draws_first() ? 0 : i / k;
+      candidates_.push_back({.log_prob = live_[row].log_prob + chosen[i].log_prob,
+                             .parent = static_cast<int>(row),
+                             .token = chosen[i].token,
+                             .sample = draws_first() ? static_cast<int>(i) : live_[row].sample});
+    }
+  }
 
-  double Score(double log_prob, int length) const;
-  uint32_t forbidden_now() const;
+  void SelectBeam() {
+    const size_t beam_size = static_cast<size_t>(rules_.options.beam_size);
+    const size_t num_kept = std::min(2 * beam_size, candidates_.size());
+    std::partial_sort(candidates_.begin(),
+                      candidates_.begin() + static_cast<std::ptrdiff_t>(num_kept),
+                      candidates_.end(), [](const Candidate& a, const Candidate& b) {
+                        return std::tuple(-a.log_prob, a.parent, a.token) <
+                               std::tuple(-b.log_prob, b.parent, b.token);
+                      });
+    for (size_t rank = 0; rank < num_kept; ++rank) {
+      const Candidate& candidate = candidates_[rank];
+      if (candidate.token != kEos) {
+        if (next_.size() < beam_size) next_.push_back(Extend(candidate));
+      } else if (rank < beam_size && finished_.size() < beam_size) {
+        Finish(candidate);
+      }
+    }
+    if (finished_.size() >= beam_size || CannotImprove()) next_.clear();
+  }
+
+  void ExtendSamples() {
+    for (const Candidate& candidate : candidates_) {
+      if (candidate.token == kEos) {
+        Finish(candidate);
+      } else {
+        next_.push_back(Extend(candidate));
+      }
+    }
+  }
+
+  Live Extend(const Candidate& candidate) {
+    const int parent_node = live_[static_cast<size_t>(candidate.parent)].node;
+    nodes_.push_back({.token = candidate.token, .parent = parent_node});
+    return {.parent = candidate.parent,
+            .token = candidate.token,
+            .node = static_cast<int>(nodes_.size()) - 1,
+            .log_prob = candidate.log_prob,
+            .sample = candidate.sample};
+  }
+
+  void Finish(const Candidate& candidate) {
+    Hypothesis hypothesis{.tokens = {},
+                          .log_prob = candidate.log_prob,
+                          .score = Score(candidate.log_prob, num_tokens_)};
+    for (int node = live_[static_cast<size_t>(candidate.parent)].node; node >= 0;
+         node = nodes_[static_cast<size_t>(node)].parent) {
+      hypothesis.tokens.push_back(nodes_[static_cast<size_t>(node)].token);
+    }
+    std::reverse(hypothesis.tokens.begin(), hypothesis.tokens.end());
+    finished_.push_back({std::move(hypothesis), candidate.sample});
+  }
+
+  // Returns true if even the best live hypothesis, ending at once or at the greatest length without
+  // losing any probability, stays below the worst of the nbest so far. With a positive length
+  // penalty the greatest length is the better of the two, with a negative one the end at once.
+  bool CannotImprove() const {
+    const size_t nbest = static_cast<size_t>(rules_.options.nbest);
+    if (next_.empty() || finished_.size() < nbest) return false;
+    std::vector<double> scores;
+    for (const Finished& finished : finished_) scores.push_back(finished.hypothesis.score);
+    std::nth_element(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(nbest) - 1,
+                     scores.end(), std::greater<>());
+    const double log_prob = next_.front().log_prob;
+    const double bound =
+        std::max(Score(log_prob, num_tokens_ + 1), Score(log_prob, max_tokens_ + 1));
+    return bound < scores[nbest - 1];
+  }
+
+  double Score(double log_prob, int length) const {
+    return log_prob / std::pow(static_cast<double>(length), rules_.options.length_penalty);
+  }
+
+  uint32_t forbidden_now() const {
+    if (num_tokens_ >= max_tokens_) return TokenKind::kNever | TokenKind::kOther;
+    if (num_tokens_ < rules_.options.min_tokens) return TokenKind::kNever | TokenKind::kEnd;
+    return TokenKind::kNever;
+  }
+
   bool is_forced() const { return static_cast<size_t>(num_tokens_) < prefix_.size(); }
   // All samples start from the one live row.
   bool draws_first() const {
@@ -164,135 +278,6 @@ SentenceSearch::SentenceSearch(const SearchRules& rules, size_t source_size,
       ordinal_(ordinal),
       max_tokens_(MaxTokens(rules.options, source_size)),
       live_(1) {}
-
-void SentenceSearch::AddChoices(size_t first_row, std::vector<native::TokenChoice>& choices) const {
-  if (tags_used_ < tags_.size()) return;
-  const SearchOptions& options = rules_.options;
-  const size_t count = draws_first() ? static_cast<size_t>(options.nbest) : live_.size();
-  for (size_t i = 0; i < count; ++i) {
-    native::TokenChoice& choice = choices.emplace_back();
-    choice.row = static_cast<int32_t>(first_row + (draws_first() ? 0 : i));
-    choice.forbidden = forbidden_now();
-    if (is_forced()) choice.given = prefix_[static_cast<size_t>(num_tokens_)];
-    if (!rules_.samples()) continue;
-    const int sample = draws_first() ? static_cast<int>(i) : live_[i].sample;
-    choice.uniform = SampleUniform(options.seed, ordinal_, num_tokens_, sample);
-  }
-}
-
-void SentenceSearch::Advance(std::span<const native::TokenScore> chosen) {
-  if (tags_used_ < tags_.size()) {
-    // All hypotheses share the tags, so they can neither change their order nor their length.
-    live_.front() = {.parent = 0, .token = tags_[tags_used_++]};
-    return;
-  }
-  candidates_.clear();
-  next_.clear();
-  Collect(chosen);
-  ++num_tokens_;
-  rules_.samples() ? ExtendSamples() : SelectBeam();
-  std::swap(live_, next_);
-}
-
-void SentenceSearch::Collect(std::span<const native::TokenScore> chosen) {
-  const size_t k = static_cast<size_t>(rules_.k());
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    if (chosen[i].token < 0) continue;
-    const size_t row = draws_first() ? 0 : i / k;
-    candidates_.push_back({.log_prob = live_[row].log_prob + chosen[i].log_prob,
-                           .parent = static_cast<int>(row),
-                           .token = chosen[i].token,
-                           .sample = draws_first() ? static_cast<int>(i) : live_[row].sample});
-  }
-}
-
-void SentenceSearch::SelectBeam() {
-  const size_t beam_size = static_cast<size_t>(rules_.options.beam_size);
-  const size_t num_kept = std::min(2 * beam_size, candidates_.size());
-  std::partial_sort(candidates_.begin(),
-                    candidates_.begin() + static_cast<std::ptrdiff_t>(num_kept), candidates_.end(),
-                    [](const Candidate& a, const Candidate& b) {
-                      return std::tuple(-a.log_prob, a.parent, a.token) <
-                             std::tuple(-b.log_prob, b.parent, b.token);
-                    });
-  for (size_t rank = 0; rank < num_kept; ++rank) {
-    const Candidate& candidate = candidates_[rank];
-    if (candidate.token != kEos) {
-      if (next_.size() < beam_size) next_.push_back(Extend(candidate));
-    } else if (rank < beam_size && finished_.size() < beam_size) {
-      Finish(candidate);
-    }
-  }
-  if (finished_.size() >= beam_size || CannotImprove()) next_.clear();
-}
-
-void SentenceSearch::ExtendSamples() {
-  for (const Candidate& candidate : candidates_) {
-    if (candidate.token == kEos) {
-      Finish(candidate);
-    } else {
-      next_.push_back(Extend(candidate));
-    }
-  }
-}
-
-SentenceSearch::Live SentenceSearch::Extend(const Candidate& candidate) {
-  const int parent_node = live_[static_cast<size_t>(candidate.parent)].node;
-  nodes_.push_back({.token = candidate.token, .parent = parent_node});
-  return {.parent = candidate.parent,
-          .token = candidate.token,
-          .node = static_cast<int>(nodes_.size()) - 1,
-          .log_prob = candidate.log_prob,
-          .sample = candidate.sample};
-}
-
-void SentenceSearch::Finish(const Candidate& candidate) {
-  Hypothesis hypothesis{.tokens = {},
-                        .log_prob = candidate.log_prob,
-                        .score = Score(candidate.log_prob, num_tokens_)};
-  for (int node = live_[static_cast<size_t>(candidate.parent)].node; node >= 0;
-       node = nodes_[static_cast<size_t>(node)].parent) {
-    hypothesis.tokens.push_back(nodes_[static_cast<size_t>(node)].token);
-  }
-  std::reverse(hypothesis.tokens.begin(), hypothesis.tokens.end());
-  finished_.push_back({std::move(hypothesis), candidate.sample});
-}
-
-// Returns true if even the best live hypothesis, ending at once or at the greatest length without
-// losing any probability, stays below the worst of the nbest so far. With a positive length penalty
-// the greatest length is the better of the two, with a negative one the end at once.
-bool SentenceSearch::CannotImprove() const {
-  const size_t nbest = static_cast<size_t>(rules_.options.nbest);
-  if (next_.empty() || finished_.size() < nbest) return false;
-  std::vector<double> scores;
-  for (const Finished& finished : finished_) scores.push_back(finished.hypothesis.score);
-  std::nth_element(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(nbest) - 1,
-                   scores.end(), std::greater<>());
-  const double log_prob = next_.front().log_prob;
-  const double bound = std::max(Score(log_prob, num_tokens_ + 1), Score(log_prob, max_tokens_ + 1));
-  return bound < scores[nbest - 1];
-}
-
-std::vector<Hypothesis> SentenceSearch::TakeResult() {
-  std::stable_sort(finished_.begin(), finished_.end(), [&](const Finished& a, const Finished& b) {
-    return rules_.samples() ? a.sample < b.sample : a.hypothesis.score > b.hypothesis.score;
-  });
-  const size_t count = std::min(finished_.size(), static_cast<size_t>(rules_.options.nbest));
-  std::vector<Hypothesis> result;
-  for (size_t i = 0; i < count; ++i) result.push_back(std::move(finished_[i].hypothesis));
-  return result;
-}
-
-double SentenceSearch::Score(double log_prob, int length) const {
-  return log_prob / std::pow(static_cast<double>(length), rules_.options.length_penalty);
-}
-
-uint32_t SentenceSearch::forbidden_now() const {
-  if (num_tokens_ >= max_tokens_) return TokenKind::kNever | TokenKind::kOther;
-  if (num_tokens_ < rules_.options.min_tokens) return TokenKind::kNever | TokenKind::kEnd;
-  return TokenKind::kNever;
-}
-
 // The next Step: what its rows continue, what they are fed, and what is chosen after that.
 struct NextRows {
   std::vector<int32_t> parents = {};
@@ -300,19 +285,8 @@ struct NextRows {
   std::vector<native::TokenChoice> choices = {};
   std::vector<size_t> num_choices = {};  // of each sentence
 
-  void Clear() {
-    parents.clear();
-    tokens.clear();
-    choices.clear();
-    num_choices.clear();
-  }
-
   bool SameRowsAs(size_t num_rows) const {
-    if (parents.size() != num_rows) return false;
-    for (size_t row = 0; row < num_rows; ++row) {
-      if (parents[row] != static_cast<int32_t>(row)) return false;
-    }
-    return true;
+    return std::ranges::equal(parents, std::views::iota(0, static_cast<int32_t>(num_rows)));
   }
 };
 
@@ -348,7 +322,7 @@ void AddAllChoices(const std::vector<SentenceSearch>& sentences, NextRows& next)
 void AdvanceAll(std::vector<SentenceSearch>& sentences, std::span<const native::TokenScore> chosen,
                 size_t k, NextRows& next) {
   const std::vector<size_t> num_choices = next.num_choices;
-  next.Clear();
+  next = {};
   size_t first_row = 0;  // of the sentence, before
   for (size_t s = 0; s < sentences.size(); ++s) {
     SentenceSearch& sentence = sentences[s];
@@ -362,12 +336,6 @@ void AdvanceAll(std::vector<SentenceSearch>& sentences, std::span<const native::
     }
     first_row += num_rows;
   }
-}
-
-void CheckOptions(const SearchOptions& options) {
-  DEEPNET_CHECK(options.beam_size >= 1 && options.nbest >= 1 && options.min_tokens >= 0);
-  DEEPNET_CHECK(options.max_tokens >= 1 && options.max_tokens >= options.min_tokens);
-  DEEPNET_CHECK(options.nbest <= options.beam_size || options.sampling_temperature > 0.0);
 }
 
 }  // namespace
@@ -399,9 +367,7 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
           spec.sampling_top_p(), "must be above 0 and at most 1, or 0: all");
   require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0, "sampling_epsilon",
           spec.sampling_epsilon(), "must be above 0 and below 1, or 0: all");
-  if (!mistakes.empty()) {
-    return ConfigError(absl::StrJoin(mistakes, "\n"));
-  }
+  if (!mistakes.empty()) return ConfigError(absl::StrJoin(mistakes, "\n"));
   return SearchOptions{.beam_size = spec.beam_size(),
                        .length_penalty = spec.length_penalty(),
                        .max_tokens = spec.max_tokens(),
@@ -417,7 +383,9 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
 
 std::vector<std::vector<Hypothesis>> Search(Scorer& scorer, const SearchBatch& batch,
                                             const SearchOptions& options) {
-  CheckOptions(options);
+  DEEPNET_CHECK(options.beam_size >= 1 && options.nbest >= 1 && options.min_tokens >= 0);
+  DEEPNET_CHECK(options.max_tokens >= 1 && options.max_tokens >= options.min_tokens);
+  DEEPNET_CHECK(options.nbest <= options.beam_size || options.sampling_temperature > 0.0);
   if (batch.sources.empty()) return {};
   const SearchRules rules = MakeSearchRules(options, scorer.vocabulary_size());
   std::vector<SentenceSearch> sentences = MakeSentences(batch, rules);

@@ -122,9 +122,7 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   }
   ++num_lines_;
   const auto fail = [&](const std::string& what) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(name_, ", line ", num_lines_, ": ", what)),
-        ExitCode::kData);
+    return DataError(absl::StrCat(name_, ", line ", num_lines_, ": ", what));
   };
   for (;; next = buffer.sbumpc()) {
     if (Traits::eq_int_type(next, Traits::eof())) {

@@ -24,41 +24,35 @@
 namespace deepnet {
 namespace {
 
-// Everything that goes into the folder.
-struct Package {
-  HfConfig config = {};
-  std::vector<int64_t> ids = {};  // [exported row]: our id, or kRowOfZeros
-  std::vector<OutgoingTensor> tensors = {};
-};
-
-// Returns the vocabulary of the run folder, and the bytes of its model in `model_bytes`.
-absl::StatusOr<Vocabulary> ReadVocabulary(FileSystem& fs, const std::string& run_folder,
-                                          const Manifest& manifest, std::string* model_bytes) {
-  const auto read = [&]() -> absl::StatusOr<Vocabulary> {
-    ASSIGN_OR_RETURN(*model_bytes, ReadWholeFile(fs, JoinPath(run_folder, kRunTokenizerFile),
-                                                 kMaxTokenizerBytes));
+// Returns the vocabulary of the run folder, without ids.
+absl::StatusOr<ExportedVocabulary> ReadVocabulary(FileSystem& fs, const std::string& run_folder,
+                                                  const Manifest& manifest) {
+  const auto read = [&]() -> absl::StatusOr<ExportedVocabulary> {
+    ASSIGN_OR_RETURN(std::string bytes, ReadWholeFile(fs, JoinPath(run_folder, kRunTokenizerFile),
+                                                      kMaxTokenizerBytes));
     ASSIGN_OR_RETURN(std::vector<std::string> languages,
                      ReadLanguages(fs, JoinPath(run_folder, kRunLanguagesFile)));
-    return Vocabulary::FromBytes(*model_bytes, std::move(languages));
+    ASSIGN_OR_RETURN(Vocabulary pieces, Vocabulary::FromBytes(bytes, std::move(languages)));
+    return ExportedVocabulary{.model_bytes = std::move(bytes), .pieces = std::move(pieces)};
   };
-  ASSIGN_OR_RETURN(Vocabulary vocabulary, CheckpointError(read(), "the tokenizer"));
+  ASSIGN_OR_RETURN(ExportedVocabulary vocabulary, CheckpointError(read(), "the tokenizer"));
+  const Vocabulary& pieces = vocabulary.pieces;
   const int64_t rows = manifest.run().model().vocabulary_size();
-  if (vocabulary.size() == rows && vocabulary.hash() == manifest.tokenizer_hash()) {
-    return vocabulary;
-  }
-  return CheckpointRefused(absl::StrCat(
-      "'", run_folder, "' holds the tokenizer ", vocabulary.hash(), " of ", vocabulary.size(),
-      " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows));
+  if (pieces.size() == rows && pieces.hash() == manifest.tokenizer_hash()) return vocabulary;
+  return CheckpointRefused(
+      absl::StrCat("'", run_folder, "' holds the tokenizer ", pieces.hash(), " of ", pieces.size(),
+                   " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows));
 }
 
 // Returns generation_config.json: the search that the checkpoint's run has configured, as
 // transformers understands it. Tags, <s> and <pad> are never emitted.
 std::string GenerationJson(const HfConfig& config, const DecodeSpec& decode,
-                           const Vocabulary& vocabulary, const std::vector<int64_t>& ids) {
+                           const ExportedVocabulary& vocabulary) {
+  const std::vector<int64_t>& ids = vocabulary.ids;
   std::vector<std::string> bad_words;
   for (size_t row = 0; row < ids.size(); ++row) {
     const bool bad = ids[row] == kBos || ids[row] == kPad || ids[row] == kRowOfZeros ||
-                     ids[row] >= vocabulary.first_tag();
+                     ids[row] >= vocabulary.pieces.first_tag();
     if (bad) bad_words.push_back(absl::StrCat("[", row, "]"));
   }
   return absl::StrCat(
@@ -71,25 +65,6 @@ std::string GenerationJson(const HfConfig& config, const DecodeSpec& decode,
       std::min(decode.max_tokens() > 0 ? decode.max_tokens() + 1 : config.max_position_embeddings(),
                config.max_position_embeddings()),
       "\n}\n");
-}
-
-absl::StatusOr<Package> MakePackage(const ExportOptions& options, const Vocabulary& vocabulary,
-                                    TensorReader& reader) {
-  const ModelSpec& model = reader.manifest().run().model();
-  Package package;
-  package.config = MakeHfConfig(reader.manifest(), vocabulary.languages());
-  if (options.format == ExportFormat::kMarian) {
-    package.config = MakeMarianConfig(package.config);
-    package.ids = MarianIds(model.vocabulary_size());
-    ASSIGN_OR_RETURN(package.tensors, MarianTensors(model, reader));
-  } else {
-    package.ids.resize(static_cast<size_t>(model.vocabulary_size()));
-    std::iota(package.ids.begin(), package.ids.end(), 0);
-    ASSIGN_OR_RETURN(package.tensors, StoredWeights(model, reader));
-    for (OutgoingTensor& tensor : package.tensors) tensor.name = HfName(tensor.name);
-  }
-  package.config.set_dtype(options.layout.type == FloatType::kBfloat16 ? "bfloat16" : "float32");
-  return package;
 }
 
 std::vector<std::string> Statements(const Manifest& manifest, const ExportOptions& options) {
@@ -109,35 +84,48 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
   return statements;
 }
 
-// Holds what an export reads of a checkpoint.
+// Everything that goes into the folder.
 struct Export {
   std::unique_ptr<TensorReader> reader;
-  std::string model_bytes = {};  // of the tokenizer
-  std::unique_ptr<Vocabulary> vocabulary = nullptr;
-  Package package = {};
+  ExportedVocabulary vocabulary;
+  HfConfig config = {};
+  std::vector<OutgoingTensor> tensors = {};
 };
 
 absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_folder,
                                   const std::string& output, const ExportOptions& options) {
   RETURN_IF_ERROR(CheckOutputFolder(fs, output, /*may_be_left_over=*/false));
-  Export opened;
-  ASSIGN_OR_RETURN(opened.reader, TensorReader::Open(fs, checkpoint_folder, options.tool));
-  TensorReader* const alone[] = {opened.reader.get()};
+  ASSIGN_OR_RETURN(auto reader, TensorReader::Open(fs, checkpoint_folder, options.tool));
+  TensorReader* const alone[] = {reader.get()};
   RETURN_IF_ERROR(
       ShareMemory(alone, kWriteManifestFactor, kSafetensorsWriteBytes, options.tool, "exporting"));
-  const Manifest& manifest = opened.reader->manifest();
-  if (manifest.run().model().residual() == RESIDUAL_UNSPECIFIED) {
+  const Manifest& manifest = reader->manifest();
+  const ModelSpec& model = manifest.run().model();
+  if (model.residual() == RESIDUAL_UNSPECIFIED) {
     return CheckpointRefused(
         absl::StrCat("'", checkpoint_folder, "' does not say what its model is"));
   }
+  const bool marian = options.format == ExportFormat::kMarian;
   RETURN_IF_ERROR(CheckStoredModel(manifest.run()));
-  RETURN_IF_ERROR(CheckRowsAreIndependent(manifest.run().model()));
-  RETURN_IF_ERROR(CheckTranslates(manifest.run().model(), "checkpoint export"));
-  if (options.format == ExportFormat::kMarian) RETURN_IF_ERROR(CheckMarian(manifest.run().model()));
-  ASSIGN_OR_RETURN(Vocabulary vocabulary, ReadVocabulary(fs, ParentFolder(checkpoint_folder),
-                                                         manifest, &opened.model_bytes));
-  opened.vocabulary = std::make_unique<Vocabulary>(std::move(vocabulary));
-  ASSIGN_OR_RETURN(opened.package, MakePackage(options, *opened.vocabulary, *opened.reader));
+  RETURN_IF_ERROR(CheckRowsAreIndependent(model));
+  RETURN_IF_ERROR(CheckTranslates(model, "checkpoint export"));
+  if (marian) RETURN_IF_ERROR(CheckMarian(model));
+  ASSIGN_OR_RETURN(ExportedVocabulary vocabulary,
+                   ReadVocabulary(fs, ParentFolder(checkpoint_folder), manifest));
+  Export opened{.reader = std::move(reader), .vocabulary = std::move(vocabulary)};
+  opened.config = MakeHfConfig(manifest, opened.vocabulary.pieces.languages());
+  std::vector<int64_t>& ids = opened.vocabulary.ids;
+  if (marian) {
+    opened.config = MakeMarianConfig(opened.config);
+    ids = MarianIds(model.vocabulary_size());
+    ASSIGN_OR_RETURN(opened.tensors, MarianTensors(model, *opened.reader));
+  } else {
+    ids.resize(static_cast<size_t>(model.vocabulary_size()));
+    std::iota(ids.begin(), ids.end(), 0);
+    ASSIGN_OR_RETURN(opened.tensors, StoredWeights(model, *opened.reader));
+    for (OutgoingTensor& tensor : opened.tensors) tensor.name = HfName(tensor.name);
+  }
+  opened.config.set_dtype(options.layout.type == FloatType::kBfloat16 ? "bfloat16" : "float32");
   return opened;
 }
 
@@ -145,13 +133,11 @@ absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_
 absl::Status BeginFolder(FileSystem& fs, const std::string& folder, const Export& it) {
   RETURN_IF_ERROR(DeleteIfThere(fs, folder));
   RETURN_IF_ERROR(fs.MakeFolder(folder));
-  const HfConfig& config = it.package.config;
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(config)));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "generation_config.json"),
-                              GenerationJson(config, it.reader->manifest().run().decode(),
-                                             *it.vocabulary, it.package.ids)));
-  return WriteHfTokenizer(fs, folder, it.model_bytes, *it.vocabulary, it.package.ids,
-                          config.max_position_embeddings());
+  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kConfigFile), HfConfigJson(it.config)));
+  RETURN_IF_ERROR(
+      ReplaceFile(fs, JoinPath(folder, "generation_config.json"),
+                  GenerationJson(it.config, it.reader->manifest().run().decode(), it.vocabulary)));
+  return WriteHfTokenizer(fs, folder, it.vocabulary, it.config.max_position_embeddings());
 }
 
 // A mount point cannot be replaced: what is complete is moved into it, and last the file that
@@ -191,8 +177,8 @@ absl::StatusOr<std::vector<std::string>> ExportCheckpoint(FileSystem& fs,
   };
   const auto write = [&]() -> absl::Status {
     RETURN_IF_ERROR(agree(is_first ? BeginFolder(fs, temporary, *opened) : absl::OkStatus()));
-    RETURN_IF_ERROR(agree(
-        WriteSafetensors(fs, temporary, opened->package.tensors, options.layout, options.tool)));
+    RETURN_IF_ERROR(
+        agree(WriteSafetensors(fs, temporary, opened->tensors, options.layout, options.tool)));
     return agree(is_first ? PublishFolder(fs, temporary, output) : absl::OkStatus());
   };
   const absl::Status written = write();

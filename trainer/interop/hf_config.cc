@@ -21,11 +21,6 @@ namespace {
 
 constexpr double kTorchEpsilon = 1e-5;  // torch.nn.LayerNorm's, which M2M-100 and Marian take
 
-const char* TiedText(TiedEmbeddings tied) {
-  if (tied == TIE_ALL) return "all";
-  return tied == TIE_DECODER ? "decoder" : "none";
-}
-
 // Adds the keys that only a deepnet model needs.
 void AddDeepnetKeys(const ModelSpec& model, HfConfig* config) {
   const DepthScaling scaling = MakeDepthScaling(model);
@@ -36,7 +31,8 @@ void AddDeepnetKeys(const ModelSpec& model, HfConfig* config) {
   config->set_decoder_alpha(scaling.decoder_alpha);
   config->set_layer_norm_eps(model.layer_norm_epsilon());
   config->set_position_embedding_type(model.positions() == LEARNED ? "learned" : "sinusoidal");
-  config->set_tied_embeddings(TiedText(model.tied_embeddings()));
+  const TiedEmbeddings tied = model.tied_embeddings();
+  config->set_tied_embeddings(tied == TIE_ALL ? "all" : tied == TIE_DECODER ? "decoder" : "none");
 }
 
 ExportedCheckpoint Exported(const Manifest& manifest, const std::vector<std::string>& languages) {
@@ -162,9 +158,8 @@ std::string HfConfigJson(const HfConfig& config) {
 absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
                                       const ToolOptions& options) {
   const std::string path = JoinPath(folder, kConfigFile);
-  ASSIGN_OR_RETURN(const std::string json, ReadJsonText(fs, path, options));
   HfConfig config;
-  RETURN_IF_ERROR(ParseJson(json, "", path, &config));
+  RETURN_IF_ERROR(ReadJsonFile(fs, path, "", options, &config));
   // Keys that are not known are other programs', but not those of a run.
   if (config.deepnet().run().has_model() && config.deepnet().run().model().d_model() == 0) {
     return WithExitCode(

@@ -180,13 +180,13 @@ absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const 
 }
 
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
-                              const std::string& model_bytes, const Vocabulary& vocabulary,
-                              const std::vector<int64_t>& ids, int max_positions) {
+                              const ExportedVocabulary& vocabulary, int max_positions) {
   std::set<std::string> seen;
   std::vector<std::string> rows;
+  const std::vector<int64_t>& ids = vocabulary.ids;
   for (size_t row = 0; row < ids.size(); ++row) {
     std::string piece =
-        HfPiece(vocabulary, static_cast<int32_t>(ids[row]), ids.back() == kRowOfZeros);
+        HfPiece(vocabulary.pieces, static_cast<int32_t>(ids[row]), ids.back() == kRowOfZeros);
     rows.push_back(absl::StrCat("  ", JsonQuoted(piece), ": ", row));
     if (seen.insert(piece).second) continue;
     return CheckpointRefused(absl::StrCat(
@@ -194,8 +194,9 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
   }
   RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "vocab.json"),
                               absl::StrCat("{\n", absl::StrJoin(rows, ",\n"), "\n}\n")));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, kSourceModelFile), model_bytes));
-  RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "target.spm"), model_bytes));
+  for (const char* file : {kSourceModelFile, "target.spm"}) {
+    RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, file), vocabulary.model_bytes));
+  }
   return ReplaceFile(fs, JoinPath(folder, "tokenizer_config.json"),
                      absl::StrCat("{\n  \"tokenizer_class\": \"MarianTokenizer\",\n"
                                   "  \"unk_token\": \"<unk>\",\n  \"eos_token\": \"</s>\",\n"

@@ -22,12 +22,17 @@ namespace deepnet {
 inline constexpr int64_t kRowOfZeros = -1;  // the "id" of a row that only other programs have
 inline constexpr char kTrainedPad[] = "<pad:trained>";  // name of kPad where that row is <pad>
 
-// Writes source.spm, target.spm, vocab.json and tokenizer_config.json into `folder`. `ids[row]` is
-// our id of the exported row; every id stands there once, kRowOfZeros may stand last. Fails with
+// The vocabulary of a checkpoint that is exported.
+struct ExportedVocabulary {
+  std::string model_bytes;        // the SentencePiece model
+  Vocabulary pieces;              // made of it
+  std::vector<int64_t> ids = {};  // [exported row]: our id, each once; kRowOfZeros may stand last
+};
+
+// Writes source.spm, target.spm, vocab.json and tokenizer_config.json into `folder`. Fails with
 // FAILED_PRECONDITION, naming the piece, if a piece occurs twice.
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
-                              const std::string& model_bytes, const Vocabulary& vocabulary,
-                              const std::vector<int64_t>& ids, int max_positions);
+                              const ExportedVocabulary& vocabulary, int max_positions);
 
 // The vocabulary that was made of a folder.
 struct ImportedVocabulary {

@@ -187,7 +187,8 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
                       manifest);
   RETURN_IF_ERROR(CheckpointError(CopyTensors(inventory, sources, options, writer), "importing"));
-  ASSIGN_OR_RETURN(std::string written, writer.Commit());
+  ASSIGN_OR_RETURN(const Manifest files, writer.Finish());
+  ASSIGN_OR_RETURN(std::string written, writer.Commit(files));
   return ImportReport{.folder = std::move(written), .notes = std::move(incoming.vocabulary.notes)};
 }
 

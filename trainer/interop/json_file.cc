@@ -21,23 +21,16 @@ absl::Status ParseJson(const std::string& json, const std::string& under, const 
       ExitCode::kCheckpoint);
 }
 
-absl::StatusOr<std::string> ReadJsonText(FileSystem& fs, const std::string& path,
-                                         const ToolOptions& options) {
-  const auto read = [&]() -> absl::StatusOr<std::string> {
+absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
+                          const ToolOptions& options, google::protobuf::Message* message) {
+  const auto read = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
     RETURN_IF_ERROR(CheckMemory(kToolFixedBytes + kJsonFactor * bytes, options,
                                 absl::StrCat("reading '", path, "'")));
-    return ReadWholeFile(fs, path, bytes);
+    ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(fs, path, bytes));
+    return ParseJson(json, under, path, message);
   };
-  absl::StatusOr<std::string> json = read();
-  if (!json.ok()) return WithExitCode(json.status(), ExitCode::kCheckpoint);
-  return json;
-}
-
-absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
-                          const ToolOptions& options, google::protobuf::Message* message) {
-  ASSIGN_OR_RETURN(const std::string json, ReadJsonText(fs, path, options));
-  return ParseJson(json, under, path, message);
+  return WithExitCode(read(), ExitCode::kCheckpoint);
 }
 
 }  // namespace deepnet

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include <google/protobuf/message.h>
 
 #include "parallel/base/file_system.h"
@@ -22,12 +21,8 @@ inline constexpr int64_t kJsonFactor = 16;
 absl::Status ParseJson(const std::string& json, const std::string& under, const std::string& file,
                        google::protobuf::Message* message);
 
-// Reads the text of a JSON file. NOT_FOUND if there is none; ExitCode::kDoesNotFit if it needs more
-// memory than `options` allow, once it is parsed; ExitCode::kCheckpoint for all else.
-absl::StatusOr<std::string> ReadJsonText(FileSystem& fs, const std::string& path,
-                                         const ToolOptions& options);
-
-// ParseJson() of ReadJsonText().
+// ParseJson() of a file. NOT_FOUND if there is none; ExitCode::kDoesNotFit if it needs more memory
+// than `options` allow, once it is parsed; ExitCode::kCheckpoint for all else.
 absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
                           const ToolOptions& options, google::protobuf::Message* message);
 

@@ -33,10 +33,6 @@ uint16_t ToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-float FromBfloat16(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-
 float FromFloat16(uint16_t bits) {
   const int exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
   float magnitude = 0.0f;
@@ -145,22 +141,11 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
   return file->Close();
 }
 
-constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one tensor; keeps products in range
 constexpr size_t kReadBytes = size_t{1} << 20;
 
 absl::Status Damaged(const std::string& file, const std::string& what) {
   return WithExitCode(absl::DataLossError(absl::StrCat("'", file, "': ", what)),
                       ExitCode::kCheckpoint);
-}
-
-// Returns the number of elements of `shape`; -1 if it makes no sense.
-int64_t CountElements(const google::protobuf::RepeatedField<int64_t>& shape) {
-  int64_t elements = 1;
-  for (const int64_t size : shape) {
-    if (size < 1 || size > kMaxElements / elements) return -1;
-    elements *= size;
-  }
-  return elements;
 }
 
 // Elements lie in [data_begin, data_end) of the file.
@@ -173,13 +158,13 @@ absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::st
                                       "; read are F32, BF16 and F16"));
   }
   const auto type = static_cast<FloatType>(name_of_type - kTypeNames);
-  const int64_t elements = CountElements(entry.shape());
+  const int64_t elements = CheckedElements(entry.shape());
   const int64_t size = data_end - data_begin;
   const bool ordered = entry.data_offsets_size() == 2 && entry.data_offsets(0) >= 0 &&
                        entry.data_offsets(0) <= entry.data_offsets(1) &&
                        entry.data_offsets(1) <= size;
-  if (!ordered || elements < 0 ||
-      entry.data_offsets(1) - entry.data_offsets(0) != elements * BytesOf(type)) {
+  const int64_t bytes = ordered ? entry.data_offsets(1) - entry.data_offsets(0) : -1;
+  if (!ordered || elements < 0 || bytes % BytesOf(type) != 0 || bytes / BytesOf(type) != elements) {
     return Damaged(
         path, absl::StrCat("tensor '", name, "': shape, type and place in the file do not agree"));
   }
@@ -277,7 +262,9 @@ void ReadFloats(FloatType type, std::string_view bytes, std::span<float> values)
   for (size_t i = 0; i < values.size(); ++i) {
     uint16_t half = 0;
     std::memcpy(&half, bytes.data() + i * sizeof(half), sizeof(half));
-    values[i] = type == FloatType::kBfloat16 ? FromBfloat16(half) : FromFloat16(half);
+    values[i] = type == FloatType::kBfloat16
+                    ? std::bit_cast<float>(static_cast<uint32_t>(half) << 16)
+                    : FromFloat16(half);
   }
 }
 

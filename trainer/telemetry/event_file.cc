@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -66,19 +67,15 @@ std::optional<double> Figure(const Message& message, const FieldDescriptor& fiel
 }
 
 // Returns `text` so that TensorBoard's Markdown shows it as it is, provided that it begins no line.
-std::string MarkdownEscaped(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '<') {
-      escaped += "&lt;";
-    } else if (c == '&') {
-      escaped += "&amp;";
-    } else {
-      if (std::string_view("\\`*_[]").find(c) != std::string_view::npos) escaped += '\\';
-      escaped += c;
-    }
-  }
-  return escaped;
+std::string MarkdownEscaped(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"<", "&lt;"},
+                                    {"&", "&amp;"},
+                                    {"\\", "\\\\"},
+                                    {"`", "\\`"},
+                                    {"*", "\\*"},
+                                    {"_", "\\_"},
+                                    {"[", "\\["},
+                                    {"]", "\\]"}});
 }
 
 // Shown as a table of three rows. No sentence stands at the beginning of a line, where Markdown

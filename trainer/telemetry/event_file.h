@@ -11,10 +11,6 @@
 // Every start has a file of its own, numbered. It begins with an event that makes TensorBoard
 // forget the steps after the one that is resumed. A record that a crash tears is the last of its
 // file: readers go on to the next file.
-//
-// Example:
-//   EventWriter events("runs/a/tensorboard", /*last_step=*/1200);
-//   RETURN_IF_ERROR(events.Write(record));
 #pragma once
 
 #include <cstdint>

@@ -20,58 +20,42 @@ Interval ValidationInterval(const TrainSpec& train) {
           .minutes = train.validate_every_minutes()};
 }
 
-bool IsDue(const Interval& interval, const RunPosition& position) {
-  if (interval.steps > 0 && position.step % interval.steps == 0) return true;
-  if (interval.tokens > 0) {
-    const int64_t before = position.target_tokens - position.step_tokens;
-    if (position.target_tokens / interval.tokens > before / interval.tokens) return true;
+bool IntervalClock::IsDue(int64_t step_tokens) const {
+  if (interval_.steps > 0 && state_.step() % interval_.steps == 0) return true;
+  if (interval_.tokens > 0) {
+    const int64_t before = state_.target_tokens() - step_tokens;
+    if (state_.target_tokens() / interval_.tokens > before / interval_.tokens) return true;
   }
-  if (interval.epochs > 0 && position.step > 0) {
-    const double steps = interval.epochs * position.steps_per_epoch;
-    const double now = static_cast<double>(position.step);
+  if (interval_.epochs > 0 && state_.step() > 0) {
+    const double steps = interval_.epochs * steps_per_epoch_;
+    const double now = static_cast<double>(state_.step());
     if (std::floor(now / steps) > std::floor((now - 1) / steps)) return true;
   }
-  return interval.minutes > 0 && position.seconds >= 60 * interval.minutes;
+  return interval_.minutes > 0 && seconds() >= 60 * interval_.minutes;
 }
 
-double SecondsUntilDue(const Interval& interval, const RunPosition& position, const Pace& pace) {
+double IntervalClock::SecondsUntilDue(const Pace& pace) const {
   if (pace.seconds_per_step <= 0) return -1.0;
   double steps = std::numeric_limits<double>::infinity();
   const auto wait = [&steps](double more) {
     steps = std::min(steps, std::max(1.0, std::ceil(more)));
   };
-  if (interval.steps > 0) {
-    wait(static_cast<double>(interval.steps - position.step % interval.steps));
+  if (interval_.steps > 0) {
+    wait(static_cast<double>(interval_.steps - state_.step() % interval_.steps));
   }
-  if (interval.tokens > 0 && pace.tokens_per_step > 0) {
-    const int64_t missing = interval.tokens - position.target_tokens % interval.tokens;
+  if (interval_.tokens > 0 && pace.tokens_per_step > 0) {
+    const int64_t missing = interval_.tokens - state_.target_tokens() % interval_.tokens;
     wait(static_cast<double>(missing) / pace.tokens_per_step);
   }
-  if (interval.epochs > 0) {
-    const double length = interval.epochs * position.steps_per_epoch;
-    const auto now = static_cast<double>(position.step);
+  if (interval_.epochs > 0) {
+    const double length = interval_.epochs * steps_per_epoch_;
+    const auto now = static_cast<double>(state_.step());
     wait((std::floor(now / length) + 1) * length - now);
   }
-  if (interval.minutes > 0) {
-    wait((60 * interval.minutes - position.seconds) / pace.seconds_per_step);
+  if (interval_.minutes > 0) {
+    wait((60 * interval_.minutes - seconds()) / pace.seconds_per_step);
   }
   return std::isinf(steps) ? -1.0 : steps * pace.seconds_per_step;
-}
-
-RunPosition IntervalClock::Position(int64_t step_tokens) const {
-  return {.step = state_.step(),
-          .target_tokens = state_.target_tokens(),
-          .step_tokens = step_tokens,
-          .steps_per_epoch = steps_per_epoch_,
-          .seconds = state_.train_seconds() - started_seconds_};
-}
-
-bool IntervalClock::IsDue(int64_t step_tokens) const {
-  return deepnet::IsDue(interval_, Position(step_tokens));
-}
-
-double IntervalClock::SecondsUntilDue(const Pace& pace) const {
-  return deepnet::SecondsUntilDue(interval_, Position(/*step_tokens=*/0), pace);
 }
 
 }  // namespace deepnet

@@ -20,29 +20,11 @@ struct Interval {
 Interval CheckpointInterval(const TrainSpec& train);
 Interval ValidationInterval(const TrainSpec& train);
 
-// Where a run is after a step.
-struct RunPosition {
-  int64_t step = 0;           // steps done
-  int64_t target_tokens = 0;  // of the whole run
-  int64_t step_tokens = 0;    // of the last step; 0: it was not trained on, or none was taken
-  double steps_per_epoch = 0.0;
-  double seconds = 0.0;  // of training since the last time
-};
-
-// Returns whether the last step reached a multiple of the interval's steps, reached or passed one
-// of its tokens or epochs, or its minutes have passed. But for the minutes this is a function of
-// the step, so it is the same on every layout and after every resume.
-bool IsDue(const Interval& interval, const RunPosition& position);
-
 // How fast a run trains. 0: not known.
 struct Pace {
   double seconds_per_step = 0.0;
   double tokens_per_step = 0.0;  // target tokens
 };
-
-// Returns the seconds of training after which IsDue will next be true, if the run keeps its pace;
-// negative: never, or not known. `position` is after a step whose own due is past.
-double SecondsUntilDue(const Interval& interval, const RunPosition& position, const Pace& pace);
 
 // Tells when a run is saved, or validated.
 class IntervalClock {
@@ -56,12 +38,18 @@ class IntervalClock {
   // Counts minutes from now on.
   void Restart() { started_seconds_ = state_.train_seconds(); }
 
-  // `step_tokens` are the target tokens of the last step.
+  // Returns whether the last step, of `step_tokens` target tokens (0: it was not trained on),
+  // reached a multiple of the interval's steps, reached or passed one of its tokens or epochs, or
+  // its minutes have passed. But for the minutes this is a function of the step, so it is the same
+  // on every layout and after every resume.
   bool IsDue(int64_t step_tokens) const;
+
+  // Returns the seconds of training after which IsDue will next be true, if the run keeps its pace;
+  // negative: never, or not known. Call it after a step whose own due is past.
   double SecondsUntilDue(const Pace& pace) const;
 
  private:
-  RunPosition Position(int64_t step_tokens) const;
+  double seconds() const { return state_.train_seconds() - started_seconds_; }
 
   const Interval interval_;
   const Manifest& state_;

@@ -2,11 +2,6 @@
 // a file NAME.prom in a folder that the collector watches. Names follow Prometheus's rules: base
 // units, `_total` of counters, `_ratio` of shares. Every figure has the label run="NAME"; scores
 // have direction="de-en" too.
-//
-// Example:
-//   PrometheusFile file("/var/lib/node_exporter/run.prom", "deepnet_100l");
-//   file.Remember(step_record);
-//   RETURN_IF_ERROR(file.Write({.save = 70, .validation = 180}));
 #pragma once
 
 #include <memory>

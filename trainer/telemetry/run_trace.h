@@ -22,14 +22,6 @@ struct StepRange {
   int64_t from = 0, to = 0;
 };
 
-// Example:
-//   RunTrace trace({10, 12});
-//   trace.Begin(step, ops);
-//   {
-//     const TraceSpan span(trace.current(), {.kind = TraceKind::kUpdate});
-//     ...
-//   }
-//   if (trace.Due(step)) ASSIGN_OR_RETURN(const std::string json, trace.Take(world, ops));
 class RunTrace {
  public:
   explicit RunTrace(StepRange steps) : steps_(steps) {}

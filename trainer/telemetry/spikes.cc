@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -87,14 +88,14 @@ void LeaveOutAround(const SpikeSpec& spec, SpikeRecord& spike) {
 }
 
 bool IsLeftOut(const Manifest& state, int64_t step) {
-  return std::any_of(state.spikes().begin(), state.spikes().end(), [step](const SpikeRecord& s) {
-    return s.first_left_out() <= step && step <= s.last_left_out();
+  return absl::c_any_of(state.spikes(), [step](const SpikeRecord& spike) {
+    return spike.first_left_out() <= step && step <= spike.last_left_out();
   });
 }
 
 int64_t NumRollBacks(const Manifest& state) {
-  return std::count_if(state.spikes().begin(), state.spikes().end(),
-                       [](const SpikeRecord& spike) { return spike.last_left_out() > 0; });
+  return absl::c_count_if(state.spikes(),
+                          [](const SpikeRecord& spike) { return spike.last_left_out() > 0; });
 }
 
 std::string SpikeFigures(const SpikeRecord& spike) {

@@ -1,7 +1,6 @@
 #include "trainer/telemetry/stragglers.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_format.h"

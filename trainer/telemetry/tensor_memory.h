@@ -5,13 +5,6 @@
 // caching allocator counts already. Memory outside of tensors (packed weights, scratch of kernels)
 // is counted by DeviceSession::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not
 // counted.
-//
-// Example:
-//   TensorMemory memory("cpu");
-//   ... make a model
-//   memory.ForgetPeak();
-//   ... a step
-//   const int64_t most = memory.peak_bytes();
 #pragma once
 
 #include <atomic>

@@ -137,7 +137,7 @@ TEST(ShardedCheckpoint, OfSeveralWritersIsReadLikeThatOfOne) {
   Manifest manifest = SampleManifest(4);
   ASSERT_TRUE(BeginCheckpoint(fs, "run", 4).ok());
   for (int writer = 0; writer < 3; ++writer) {
-    const auto file = WriteShard(fs, "run", 4, {writer, 3}, manifest.block_bytes(), shares[writer]);
+    const auto file = WriteShard(fs, "run", 4, {writer, 3, manifest.block_bytes()}, shares[writer]);
     ASSERT_TRUE(file.ok()) << file.status();
     *manifest.add_files() = *file;
   }
@@ -152,7 +152,7 @@ TEST(ShardedCheckpoint, WithoutOneWritersPartIsRefused) {
   const std::vector<SampleTensor> tensors = SampleTensors(4);
   Manifest manifest = SampleManifest(4);
   ASSERT_TRUE(BeginCheckpoint(fs, "run", 4).ok());
-  *manifest.add_files() = *WriteShard(fs, "run", 4, {0, 3}, 32, SharesOf(tensors)[0]);
+  *manifest.add_files() = *WriteShard(fs, "run", 4, {0, 3, 32}, SharesOf(tensors)[0]);
   const absl::Status status = CommitCheckpoint(fs, "run", manifest);
   EXPECT_THAT(Text(status), HasSubstr("do not make a whole"));
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
@@ -244,7 +244,7 @@ TEST(Checkpoint, IsNotSavedThroughALinkThatAppearsMeanwhile) {
   fs.MakeLink("home", "run/step-00000004.deepnet-unfinished");
   const std::vector<float> values(3, 1.0f);
   const std::vector<NamedTensor> tensors = {{.name = "weight/a", .shape = {3}, .data = values}};
-  const absl::Status status = WriteShard(fs, "run", 4, {}, 0, tensors).status();
+  const absl::Status status = WriteShard(fs, "run", 4, {}, tensors).status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("is a symbolic link"));
   EXPECT_TRUE(fs.List("home")->empty());
 }

@@ -13,8 +13,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const RunIdentity kIdentity = {.inventory_hash = "aa", .corpus_hash = "bb", .tokenizer_hash = "cc"};
-
 Manifest SavedRun() {
   Manifest manifest;
   manifest.set_step(10);
@@ -30,8 +28,15 @@ Manifest SavedRun() {
   return manifest;
 }
 
-std::string Difference(const RunSpec& run, const RunIdentity& identity = kIdentity) {
-  return std::string(CheckSameRun(SavedRun(), identity, run).message());
+// The same with another `run`.
+Manifest Now(const RunSpec& run) {
+  Manifest now = SavedRun();
+  *now.mutable_run() = run;
+  return now;
+}
+
+std::string Difference(const Manifest& now) {
+  return std::string(CheckSameRun(SavedRun(), now).message());
 }
 
 TEST(CheckSameRun, PassesWhenOnlyWhatMayChangeHasChanged) {
@@ -41,7 +46,7 @@ TEST(CheckSameRun, PassesWhenOnlyWhatMayChangeHasChanged) {
   run.mutable_optim()->set_learning_rate(0.1);
   run.mutable_model()->set_dropout(0.3);
   run.mutable_model()->mutable_deepnorm();  // empty: as if absent
-  EXPECT_EQ(CheckSameRun(SavedRun(), kIdentity, run), absl::OkStatus());
+  EXPECT_EQ(CheckSameRun(SavedRun(), Now(run)), absl::OkStatus());
 }
 
 TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
@@ -52,7 +57,7 @@ TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
   run.mutable_data()->mutable_microbatch()->set_max_target_tokens(800);
   run.mutable_data()->add_directions("en-de");
   EXPECT_THAT(
-      Difference(run),
+      Difference(Now(run)),
       AllOf(
           HasSubstr("the checkpoint of step 10 is of another run: "),
           HasSubstr("seed is 7 in the checkpoint and 8 in this run"),
@@ -63,15 +68,18 @@ TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
 }
 
 TEST(CheckSameRun, NamesAnotherCorpusTokenizerOrInventory) {
-  const RunIdentity other = {.inventory_hash = "a2", .corpus_hash = "b2", .tokenizer_hash = ""};
-  EXPECT_THAT(Difference(SavedRun().run(), other),
+  Manifest other = SavedRun();
+  other.set_inventory_hash("a2");
+  other.set_corpus_hash("b2");
+  other.clear_tokenizer_hash();
+  EXPECT_THAT(Difference(other),
               AllOf(HasSubstr("corpus's content hash is bb in the checkpoint and b2 in this run"),
                     HasSubstr("tokenizer's content hash is cc in the checkpoint and none in"),
                     HasSubstr("names and shapes is aa in the checkpoint and a2 in this run")));
 }
 
 TEST(CheckSameRun, CarriesTheExitCode) {
-  EXPECT_EQ(GetExitCode(CheckSameRun(SavedRun(), kIdentity, RunSpec())), ExitCode::kCheckpoint);
+  EXPECT_EQ(GetExitCode(CheckSameRun(SavedRun(), Now({}))), ExitCode::kCheckpoint);
 }
 
 }  // namespace

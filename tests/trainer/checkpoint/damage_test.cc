@@ -97,7 +97,7 @@ TEST(Damaged, AnyOfAThousandRandomBytesIsDetectedAndNothingOfItIsLoaded) {
   ASSERT_TRUE(BeginCheckpoint(fs, "run", 20).ok());
   for (int writer = 0; writer < 3; ++writer) {
     const auto share = std::span(views).subspan(static_cast<size_t>(3 * writer), 3);
-    *manifest.add_files() = *WriteShard(fs, "run", 20, {writer, 3}, manifest.block_bytes(), share);
+    *manifest.add_files() = *WriteShard(fs, "run", 20, {writer, 3, manifest.block_bytes()}, share);
   }
   ASSERT_TRUE(CommitCheckpoint(fs, "run", manifest).ok());
   const std::string folder = "run/step-00000020";

@@ -30,16 +30,21 @@ TEST(Intervals, OfCheckpointsAndOfValidationsAreApart) {
   EXPECT_EQ(fields(ValidationInterval(train)), std::tuple(5, 6, 7.0, 8.0));
 }
 
+void AddStep(int64_t tokens, double seconds, Manifest& state) {
+  state.set_step(state.step() + 1);
+  state.set_target_tokens(state.target_tokens() + tokens);
+  state.set_train_seconds(state.train_seconds() + seconds);
+}
+
 // Returns the steps, of those with `tokens` target tokens each, after which `interval` is due.
 std::vector<int64_t> DueSteps(const Interval& interval, const std::vector<int64_t>& tokens,
-                              double steps_per_epoch = 4.0) {
+                              double steps_per_epoch = 4.0, double seconds = 0.0) {
   std::vector<int64_t> due;
-  RunPosition position{.steps_per_epoch = steps_per_epoch};
+  Manifest state;
+  const IntervalClock clock(interval, state, steps_per_epoch);
   for (const int64_t step_tokens : tokens) {
-    ++position.step;
-    position.step_tokens = step_tokens;
-    position.target_tokens += step_tokens;
-    if (IsDue(interval, position)) due.push_back(position.step);
+    AddStep(step_tokens, seconds, state);
+    if (clock.IsDue(step_tokens)) due.push_back(state.step());
   }
   return due;
 }
@@ -65,20 +70,21 @@ TEST(IsDue, AtTheEndsOfWholeAndPartialEpochs) {
 TEST(IsDue, WhicheverComesFirst) {
   EXPECT_THAT(DueSteps({.steps = 5, .tokens = 30, .epochs = 1.5}, std::vector<int64_t>(9, 10)),
               ElementsAre(3, 5, 6, 9));
-  EXPECT_FALSE(IsDue({.minutes = 2}, {.step = 1, .seconds = 119}));
-  EXPECT_TRUE(IsDue({.minutes = 2}, {.step = 1, .seconds = 120}));
+  EXPECT_THAT(DueSteps({.minutes = 2}, {1}, 4.0, 119), IsEmpty());
+  EXPECT_THAT(DueSteps({.minutes = 2}, {1}, 4.0, 120), ElementsAre(1));
 }
 
-// The obvious twin: takes steps until one is due.
-double SimulatedSeconds(const Interval& interval, RunPosition position, const Pace& pace) {
-  for (int steps = 1; steps <= 1000; ++steps) {
-    ++position.step;
-    position.step_tokens = static_cast<int64_t>(pace.tokens_per_step);
-    position.target_tokens += position.step_tokens;
-    position.seconds += pace.seconds_per_step;
-    if (IsDue(interval, position)) return steps * pace.seconds_per_step;
+// The obvious twin: takes steps until one is due. Leaves `state`, the clock's, as it was.
+double SimulatedSeconds(const IntervalClock& clock, const Pace& pace, Manifest& state) {
+  const Manifest before = state;
+  const auto tokens = static_cast<int64_t>(pace.tokens_per_step);
+  double seconds = -1.0;
+  for (int steps = 1; steps <= 1000 && seconds < 0; ++steps) {
+    AddStep(tokens, pace.seconds_per_step, state);
+    if (clock.IsDue(tokens)) seconds = steps * pace.seconds_per_step;
   }
-  return -1.0;
+  state = before;
+  return seconds;
 }
 
 TEST(SecondsUntilDue, IsThatOfTakingTheSteps) {
@@ -88,21 +94,22 @@ TEST(SecondsUntilDue, IsThatOfTakingTheSteps) {
         Interval{.tokens = 10}, Interval{.epochs = 1.5}, Interval{.epochs = 0.1},
         Interval{.minutes = 0.125},
         Interval{.steps = 9, .tokens = 200, .epochs = 2, .minutes = 1}}) {
-    RunPosition position{.steps_per_epoch = 4.5};
+    Manifest state;
+    IntervalClock clock(interval, state, 4.5);
     for (int step = 0; step < 40; ++step) {
-      EXPECT_EQ(SecondsUntilDue(interval, position, pace),
-                SimulatedSeconds(interval, position, pace))
+      EXPECT_EQ(clock.SecondsUntilDue(pace), SimulatedSeconds(clock, pace, state))
           << "after step " << step;
-      ++position.step;
-      position.target_tokens += 30;
-      position.seconds = position.seconds > 10 ? 0.0 : position.seconds + 0.5;
+      AddStep(30, 0.5, state);
+      if (step % 21 == 20) clock.Restart();
     }
   }
 }
 
 TEST(SecondsUntilDue, IsNotKnownBeforeAPaceIs) {
-  EXPECT_LT(SecondsUntilDue({.steps = 7}, {.step = 1}, {}), 0.0);
-  EXPECT_LT(SecondsUntilDue({.tokens = 7}, {.step = 1}, {.seconds_per_step = 1}), 0.0);
+  Manifest state;
+  state.set_step(1);
+  EXPECT_LT(IntervalClock({.steps = 7}, state, 0.0).SecondsUntilDue({}), 0.0);
+  EXPECT_LT(IntervalClock({.tokens = 7}, state, 0.0).SecondsUntilDue({.seconds_per_step = 1}), 0.0);
 }
 
 }  // namespace

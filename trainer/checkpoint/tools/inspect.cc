@@ -8,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -21,12 +20,11 @@ namespace {
 
 // Reads step and state from a name in a run folder; nullopt if it is no checkpoint.
 std::optional<ListedCheckpoint> FromName(const std::string& run_folder, const std::string& name) {
-  ListedCheckpoint listed{.folder = JoinPath(run_folder, name)};
-  if (StateEnd(name) == kUnfinishedEnd) listed.state = CheckpointState::kUnfinished;
-  if (StateEnd(name) == kReplacedEnd) listed.state = CheckpointState::kReplaced;
   const std::optional<int64_t> step = StepOfCheckpointFolder(name);
   if (!step.has_value()) return std::nullopt;
-  listed.step = *step;
+  ListedCheckpoint listed{.folder = JoinPath(run_folder, name), .step = *step};
+  if (StateEnd(name) == kUnfinishedEnd) listed.state = CheckpointState::kUnfinished;
+  if (StateEnd(name) == kReplacedEnd) listed.state = CheckpointState::kReplaced;
   return listed;
 }
 
@@ -49,8 +47,7 @@ absl::StatusOr<std::vector<std::string>> Problems(FileSystem& fs, const std::str
     return problems;
   }
   for (const ShardFile& file : manifest.files()) {
-    BlockReader reader(fs, JoinPath(folder, file.file()), file, manifest.block_bytes());
-    const absl::Status status = reader.CheckSize();
+    const absl::Status status = BlockReader(fs, folder, file, manifest.block_bytes()).CheckSize();
     if (!status.ok()) problems.emplace_back(status.message());
   }
   return problems;
@@ -78,10 +75,6 @@ absl::Status Examine(FileSystem& fs, ListDepth depth, const ToolOptions& options
   return absl::OkStatus();
 }
 
-bool IsPointer(const std::string& name) {
-  return name == kLatestPointer || absl::StartsWith(name, kBestPointerPrefix);
-}
-
 void AddMark(FileSystem& fs, const std::string& run_folder, const std::string& pointer,
              RunListing& listing) {
   const absl::StatusOr<int64_t> step = GetPointer(fs, run_folder, pointer);
@@ -98,56 +91,37 @@ void AddMark(FileSystem& fs, const std::string& run_folder, const std::string& p
       absl::StrCat("'", pointer, "' names ", CheckpointName(*step), ", which is not there"));
 }
 
-// Blocks [begin, end) of a file.
-struct FileBlocks {
-  int file = 0;  // index in Manifest.files
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-// Returns the blocks that this rank reads: of all blocks in a row, ranks have about equally many.
-std::vector<FileBlocks> ShareOf(const Communicator& world, const Manifest& manifest,
-                                int64_t num_blocks) {
-  const int64_t begin = num_blocks * world.rank() / world.size();
-  const int64_t end = num_blocks * (world.rank() + 1) / world.size();
-  std::vector<FileBlocks> share;
-  int64_t first = 0;  // of the file, in the row
-  for (int i = 0; i < manifest.files_size(); ++i) {
-    const int64_t count = manifest.files(i).block_crc32c_size();
-    const FileBlocks mine = {i, std::max<int64_t>(begin - first, 0), std::min(end - first, count)};
-    if (mine.begin < mine.end) share.push_back(mine);
-    first += count;
-  }
-  return share;
-}
-
-// Compares blocks with their checksums. Those of a file of another size are read all the same,
-// unless it is missing.
+// Compares this rank's blocks with their checksums: of all `num_blocks` in a row, ranks have about
+// equally many. Those of a file of another size are read all the same, unless it is missing.
 DamagedBlocks ReadBlocks(FileSystem& fs, const std::string& folder, const Manifest& manifest,
-                         const std::vector<FileBlocks>& share, const ToolOptions& options) {
+                         int64_t num_blocks, const ToolOptions& options) {
+  const int64_t rank = options.world != nullptr ? options.world->rank() : 0;
+  const int64_t ranks = options.world != nullptr ? options.world->size() : 1;
+  const int64_t begin = num_blocks * rank / ranks, end = num_blocks * (rank + 1) / ranks;
+  const auto for_each = [&](const auto& visit) {
+    int64_t next = 0;  // in the row
+    for (int file = 0; file < manifest.files_size(); ++file) {
+      BlockReader reader(fs, folder, manifest.files(file), manifest.block_bytes());
+      for (int64_t block = 0; block < reader.num_blocks(); ++block, ++next) {
+        if (next >= begin && next < end) visit(file, block, reader);
+      }
+    }
+  };
   DamagedBlocks damaged;
   int64_t done = 0, total = 0;  // bytes
-  const auto reader_of = [&](int file) {
-    const ShardFile& it = manifest.files(file);
-    return BlockReader(fs, JoinPath(folder, it.file()), it, manifest.block_bytes());
-  };
-  for (const FileBlocks& part : share) {
-    const BlockReader reader = reader_of(part.file);
-    total += reader.End(part.end - 1) - reader.Begin(part.begin);
-  }
-  for (const FileBlocks& part : share) {
-    BlockReader reader = reader_of(part.file);
-    if (!fs.Size(JoinPath(folder, manifest.files(part.file).file())).ok()) continue;
-    for (int64_t block = part.begin; block < part.end; ++block) {
-      const absl::Status status = reader.Read(block);
-      options.progress(done += reader.End(block) - reader.Begin(block), total);
-      if (status.ok()) continue;
-      DamagedBlock& found = *damaged.add_blocks();
-      found.set_file(part.file);
-      found.set_block(block);
-      found.set_text(std::string(status.message()));
-    }
-  }
+  for_each([&](int, int64_t block, const BlockReader& reader) {
+    total += reader.End(block) - reader.Begin(block);
+  });
+  for_each([&](int file, int64_t block, BlockReader& reader) {
+    if (!fs.Size(JoinPath(folder, manifest.files(file).file())).ok()) return;
+    const absl::Status status = reader.Read(block);
+    options.progress(done += reader.End(block) - reader.Begin(block), total);
+    if (status.ok()) return;
+    DamagedBlock& found = *damaged.add_blocks();
+    found.set_file(file);
+    found.set_block(block);
+    found.set_text(std::string(status.message()));
+  });
   return damaged;
 }
 
@@ -165,8 +139,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
                       .bytes = TensorBytes(manifest),
                       .tensors = static_cast<int64_t>(IndexTensors(manifest).size())};
   for (const ShardFile& file : manifest.files()) report.blocks += file.block_crc32c_size();
-  const DamagedBlocks mine =
-      ReadBlocks(fs, checkpoint_folder, manifest, ShareOf(world, manifest, report.blocks), options);
+  const DamagedBlocks mine = ReadBlocks(fs, checkpoint_folder, manifest, report.blocks, options);
   ASSIGN_OR_RETURN(const std::vector<DamagedBlocks> all, AllGatherMessages(world, mine));
   DamagedBlocks damaged;
   for (const DamagedBlocks& part : all) damaged.MergeFrom(part);
@@ -174,7 +147,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
   for (int i = 0; i < manifest.files_size(); ++i) {
     const ShardFile& file = manifest.files(i);
     const std::string path = JoinPath(checkpoint_folder, file.file());
-    BlockReader reader(fs, path, file, manifest.block_bytes());
+    BlockReader reader(fs, checkpoint_folder, file, manifest.block_bytes());
     const auto note = [&](int64_t block, int64_t begin, int64_t end, absl::string_view text) {
       report.damage.push_back(
           {file.file(), block, begin, end, std::string(text), TensorsIn(file, begin, end)});
@@ -204,7 +177,8 @@ absl::StatusOr<RunListing> ListRun(FileSystem& fs, const std::string& run_folder
     return std::tie(listed.step, listed.folder);
   });
   for (const std::string& name : *names) {
-    if (IsPointer(name)) AddMark(fs, run_folder, name, listing);
+    const bool is_pointer = name == kLatestPointer || absl::StartsWith(name, kBestPointerPrefix);
+    if (is_pointer) AddMark(fs, run_folder, name, listing);
   }
   return listing;
 }

@@ -16,7 +16,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
@@ -284,12 +283,13 @@ absl::Status CopyTensors(TensorReader& reader, const Tensors& tensors, ElementRa
 
 absl::StatusOr<Readers> OpenForMeans(FileSystem& fs, std::span<const std::string> folders,
                                      const std::string& kind, const std::string& output_run,
-                                     bool in_turns, const ToolOptions& options) {
+                                     const ToolOptions& options) {
   RETURN_IF_ERROR(CheckOutputFolder(fs, output_run));
   ASSIGN_OR_RETURN(Readers readers, OpenAll(fs, folders, options));
   for (const auto& reader : readers) RETURN_IF_ERROR(CheckHolds(kind, *reader));
   std::vector<TensorReader*> all;
   for (const std::unique_ptr<TensorReader>& reader : readers) all.push_back(reader.get());
+  const bool in_turns = options.world != nullptr && options.world->size() > 1;
   const int64_t memory = kPieceMemory + (in_turns ? TurnBytes(options) : 0);
   RETURN_IF_ERROR(ShareMemory(all, kWriteManifestFactor, memory, options,
                               absl::StrCat("averaging ", all.size(), " checkpoints")));
@@ -323,17 +323,11 @@ int64_t ElementInTensor(const Tensors& tensors, int64_t at) {
   return 0;
 }
 
-// Returns a manifest with nothing but the files of a writer that has finished.
-absl::StatusOr<Manifest> FilesOf(SpreadWriter& writer) {
-  Manifest files;
-  ASSIGN_OR_RETURN(*files.mutable_files(), writer.Finish());
-  return files;
-}
-
 // Writes this rank's share of the files and returns what the manifest says of it.
 absl::StatusOr<Manifest> WriteShare(TensorReader& reader, const Tensors& tensors,
-                                    const SpreadShape& shape, SpreadWriter& writer,
-                                    const Communicator& world, const ToolOptions& options) {
+                                    SpreadWriter& writer, const Communicator& world,
+                                    const ToolOptions& options) {
+  const SpreadShape& shape = writer.shape();
   const auto first_of = [&](int64_t rank) {
     return static_cast<int>(shape.num_files * rank / world.size());
   };
@@ -341,7 +335,7 @@ absl::StatusOr<Manifest> WriteShare(TensorReader& reader, const Tensors& tensors
   const ElementRange range = {FirstElementOf(shape, first), FirstElementOf(shape, end)};
   writer.Share(first, end, ElementInTensor(tensors, range.begin));
   RETURN_IF_ERROR(CopyTensors(reader, tensors, range, writer, options));
-  return FilesOf(writer);
+  return writer.Finish();
 }
 
 // Makes one checkpoint of the shares of all ranks; rank 0 does. Returns its folder.
@@ -351,7 +345,7 @@ absl::StatusOr<std::string> CommitShares(const Manifest& mine, SpreadWriter& wri
   Manifest merged;
   for (const Manifest& part : all) merged.MergeFrom(part);
   ASSIGN_OR_RETURN(const std::string folder,
-                   AgreeOn(world, world.rank() == 0 ? writer.Commit(merged.files()) : ""));
+                   AgreeOn(world, world.rank() == 0 ? writer.Commit(merged) : ""));
   return BroadcastText(world, folder, 0);
 }
 
@@ -365,10 +359,8 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   DEEPNET_CHECK(!checkpoint_folders.empty());
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
-  const bool in_turns = world.size() > 1;
-  ASSIGN_OR_RETURN(
-      const Readers readers,
-      AgreeOn(world, OpenForMeans(fs, checkpoint_folders, kind, output_run, in_turns, options)));
+  ASSIGN_OR_RETURN(const Readers readers,
+                   AgreeOn(world, OpenForMeans(fs, checkpoint_folders, kind, output_run, options)));
   const Means means = {readers, kind, TensorsOf(*readers.front(), /*weights_only=*/true)};
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = NumElements(means.tensors)},
                       MeanManifest(readers, kind));
@@ -377,10 +369,10 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
     begun = CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run);
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
-  RETURN_IF_ERROR(in_turns ? WriteMeansInTurns(means, writer, world, options)
-                           : WriteMeans(means, writer, options));
+  RETURN_IF_ERROR(world.size() > 1 ? WriteMeansInTurns(means, writer, world, options)
+                                   : WriteMeans(means, writer, options));
   ASSIGN_OR_RETURN(const Manifest files,
-                   AgreeOn(world, world.rank() == 0 ? FilesOf(writer) : Manifest()));
+                   AgreeOn(world, world.rank() == 0 ? writer.Finish() : Manifest()));
   return CommitShares(files, writer, world);
 }
 
@@ -394,10 +386,11 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
       AgreeOn(world, OpenForReshard(fs, checkpoint_folder, num_files, output_run, options)));
   TensorReader& reader = *opened;
   const Tensors tensors = TensorsOf(reader, /*weights_only=*/false);
-  const SpreadShape shape = {.num_files = num_files, .num_elements = NumElements(tensors)};
   Manifest manifest = reader.manifest();
   manifest.clear_files();
-  SpreadWriter writer(fs, output_run, shape, std::move(manifest));
+  SpreadWriter writer(fs, output_run,
+                      {.num_files = num_files, .num_elements = NumElements(tensors)},
+                      std::move(manifest));
   absl::Status begun;
   if (world.rank() == 0) {
     begun = CopyVocabulary(fs, ParentFolder(checkpoint_folder), output_run);
@@ -405,7 +398,7 @@ absl::StatusOr<std::string> ReshardCheckpoint(FileSystem& fs, const std::string&
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
   ASSIGN_OR_RETURN(const Manifest share,
-                   AgreeOn(world, WriteShare(reader, tensors, shape, writer, world, options)));
+                   AgreeOn(world, WriteShare(reader, tensors, writer, world, options)));
   return CommitShares(share, writer, world);
 }
 

@@ -11,7 +11,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
@@ -122,24 +121,20 @@ absl::Status SpreadWriter::WithContext(const absl::Status& status) const {
   return CheckpointError(status, absl::StrCat("writing '", temporary_folder_, "'"));
 }
 
-absl::StatusOr<google::protobuf::RepeatedPtrField<ShardFile>> SpreadWriter::Finish() {
+absl::StatusOr<Manifest> SpreadWriter::Finish() {
   DEEPNET_CHECK(position_ == FirstElementOf(shape_, end_file_) * kElementBytes)
       << "fewer elements than announced";
   RETURN_IF_ERROR(WithContext(syncing_.Wait()));
-  return manifest_.files();
+  Manifest files;
+  *files.mutable_files() = manifest_.files();
+  return files;
 }
 
-absl::StatusOr<std::string> SpreadWriter::Commit(
-    google::protobuf::RepeatedPtrField<ShardFile> files) {
-  *manifest_.mutable_files() = std::move(files);
+absl::StatusOr<std::string> SpreadWriter::Commit(const Manifest& files) {
+  *manifest_.mutable_files() = files.files();
   RETURN_IF_ERROR(CommitCheckpoint(fs_, run_folder_, std::move(manifest_)));
   owns_folder_ = false;
   return folder_;
-}
-
-absl::StatusOr<std::string> SpreadWriter::Commit() {
-  ASSIGN_OR_RETURN(google::protobuf::RepeatedPtrField<ShardFile> files, Finish());
-  return Commit(std::move(files));
 }
 
 absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder, bool may_be_left_over) {

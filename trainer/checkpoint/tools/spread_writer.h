@@ -4,7 +4,8 @@
 // Example:
 //   SpreadWriter writer(fs, "copy", {.num_files = 4, .num_elements = 1000}, manifest);
 //   for (const StoredTensor& tensor : tensors) RETURN_IF_ERROR(writer.Append(tensor, bytes));
-//   ASSIGN_OR_RETURN(const std::string folder, writer.Commit());
+//   ASSIGN_OR_RETURN(const Manifest files, writer.Finish());  // of this writer
+//   ASSIGN_OR_RETURN(const std::string folder, writer.Commit(files));
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include <google/protobuf/repeated_field.h>
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
@@ -48,25 +48,26 @@ class SpreadWriter {
   SpreadWriter(const SpreadWriter&) = delete;
   SpreadWriter& operator=(const SpreadWriter&) = delete;
 
+  const SpreadShape& shape() const { return shape_; }
+
   // Makes the temporary folder. Append() does, unless Share() was called.
   absl::Status Begin();
 
   // This writer, one of several, writes files [first, end) alone; its first bytes are those of
   // element `first_element` of a tensor. One of the writers calls Begin() before the others write,
-  // and Commit(files) when they have finished.
+  // and Commit() when they have finished.
   void Share(int first, int end, int64_t first_element);
 
   // Adds bytes of `tensor` where those before ended. A tensor must be complete before the next one.
   absl::Status Append(const StoredTensor& tensor, std::string_view bytes);
 
   // Returns what the manifest says of the files of this writer, which are durable then.
-  absl::StatusOr<google::protobuf::RepeatedPtrField<ShardFile>> Finish();
+  // A manifest with nothing else.
+  absl::StatusOr<Manifest> Finish();
 
-  // Completes the checkpoint of all `files`, which exists from here on, and returns its folder.
-  absl::StatusOr<std::string> Commit(google::protobuf::RepeatedPtrField<ShardFile> files);
-
-  // Finish() and Commit() of a writer alone, after all of shape.num_elements.
-  absl::StatusOr<std::string> Commit();
+  // Completes the checkpoint of all `files`, of every writer's Finish(). It exists from here on;
+  // returns its folder.
+  absl::StatusOr<std::string> Commit(const Manifest& files);
 
  private:
   absl::Status OpenFile();

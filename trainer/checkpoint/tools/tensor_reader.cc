@@ -10,7 +10,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
@@ -63,8 +62,7 @@ BlockCache::Held& BlockCache::MakeRoom(int file, int64_t block, const Held* in_u
 // Leaves `held` without file and block: while another thread reads it, nobody may use it.
 absl::Status BlockCache::Read(int file, int64_t block, Held& held) {
   const ShardFile& description = manifest_.files(file);
-  BlockReader reader(fs_, JoinPath(folder_, description.file()), description,
-                     manifest_.block_bytes());
+  BlockReader reader(fs_, folder_, description, manifest_.block_bytes());
   held.bytes.resize(static_cast<size_t>(reader.End(block) - reader.Begin(block)));
   return CheckpointError(reader.Read(block, held.bytes),
                          absl::StrCat("reading checkpoint '", folder_, "'"));
@@ -127,7 +125,7 @@ absl::StatusOr<std::unique_ptr<TensorReader>> TensorReader::Open(
   ASSIGN_OR_RETURN(const int64_t manifest_bytes,
                    fs.Size(JoinPath(checkpoint_folder, kManifestFile)));
   for (const ShardFile& file : manifest.files()) {
-    BlockReader reader(fs, JoinPath(checkpoint_folder, file.file()), file, manifest.block_bytes());
+    BlockReader reader(fs, checkpoint_folder, file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(),
                                     absl::StrCat("reading checkpoint '", checkpoint_folder, "'")));
   }

@@ -204,7 +204,7 @@ void CutPlainly(FileSystem& fs, const std::string& run_folder, int num_files) {
       }
       tensor_begin += size;
     }
-    const auto written = WriteShard(fs, run_folder, 3, {file, num_files}, 32, parts);
+    const auto written = WriteShard(fs, run_folder, 3, {file, num_files, 32}, parts);
     ASSERT_TRUE(written.ok()) << written.status();
     *manifest.add_files() = *written;
   }

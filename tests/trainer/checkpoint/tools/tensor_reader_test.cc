@@ -36,9 +36,7 @@ class Blocks : public ::testing::Test {
 
   // The slow twin: the block as it is in the file.
   std::string Plain(int file, int64_t block) {
-    const ShardFile& description = manifest_.files(file);
-    BlockReader reader(fs_, JoinPath(kFolder, description.file()), description,
-                       manifest_.block_bytes());
+    BlockReader reader(fs_, kFolder, manifest_.files(file), manifest_.block_bytes());
     std::string bytes(static_cast<size_t>(reader.End(block) - reader.Begin(block)), '\0');
     EXPECT_TRUE(reader.Read(block, bytes).ok());
     return bytes;

@@ -39,7 +39,7 @@ inline absl::Status SaveSpreadSample(FileSystem& fs, const std::string& run_fold
                        static_cast<int64_t>(begin)});
     }
     const absl::StatusOr<ShardFile> file =
-        WriteShard(fs, run_folder, step, {writer, num_writers}, manifest.block_bytes(), parts);
+        WriteShard(fs, run_folder, step, {writer, num_writers, manifest.block_bytes()}, parts);
     if (!file.ok()) return file.status();
     *manifest.add_files() = *file;
   }
