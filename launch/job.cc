@@ -6,13 +6,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 
 #include "launch/commands/command.h"
 #include "launch/job_secret.h"

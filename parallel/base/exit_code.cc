@@ -1,7 +1,5 @@
 #include "parallel/base/exit_code.h"
 
-#include <string>
-
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 

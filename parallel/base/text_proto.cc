@@ -1,6 +1,5 @@
 #include "parallel/base/text_proto.h"
 
-#include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
 

@@ -12,7 +12,6 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
-#include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <deque>
 #include <functional>
+#include <latch>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -117,16 +118,12 @@ class MpiProgress {
 
   // Runs `call`, which may call MPI, on the thread; returns when it has.
   void Run(const std::function<void()>& call) {
-    bool done = false;  // guarded by mutex_
-    CondVar changed;
+    std::latch done(1);
     Enqueue([&] {
       call();
-      const MutexLock lock(mutex_);
-      done = true;
-      changed.NotifyOne();
+      done.count_down();
     });
-    const MutexLock lock(mutex_);
-    changed.Wait(mutex_, [&] { return done; });
+    done.wait();
   }
 
   // The message's memory belongs to the thread until it is finished.

@@ -12,7 +12,6 @@
 #include <functional>
 #include <future>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <thread>
 #include <tuple>

@@ -14,7 +14,6 @@
 // rendezvous is proved too, so that nobody leads callers to a port between two ranks.
 #include "parallel/comm/sockets.h"
 
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <poll.h>
@@ -27,7 +26,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <span>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
