@@ -103,6 +103,7 @@ struct Groups {
   explicit Groups(int rank) : heartbeat(rank) {}
 
   Heartbeat heartbeat;  // first: the others tell it what they are at
+  std::vector<std::unique_ptr<Communicator>> monitored;  // what `requests` and `drivers` lead to
   std::unique_ptr<Communicator> world;
   std::unique_ptr<Communicator> pipeline;  // its link has limits
   std::unique_ptr<Communicator> requests;  // of the pipeline's ranks
@@ -121,13 +122,13 @@ absl::Status MakeGroups(RankContext& context, bool drives, const Limits& limits,
       [&context](const absl::Status& status) { EndJob(*context.world, status); });
   RETURN_IF_ERROR(AgreeOnStatus(*made.world, monitor.status()));
   ASSIGN_OR_RETURN(made.pipeline, context.pipeline->Split(0, context.pp_rank));
-  ASSIGN_OR_RETURN(auto requests, context.pipeline->Split(0, context.pp_rank));
-  made.requests =
-      std::make_unique<MonitoredCommunicator>(std::move(requests), made.heartbeat, limits.command);
-  ASSIGN_OR_RETURN(auto drivers,
+  ASSIGN_OR_RETURN(made.monitored.emplace_back(), context.pipeline->Split(0, context.pp_rank));
+  made.requests = std::make_unique<MonitoredCommunicator>(*made.monitored.back(), made.heartbeat,
+                                                          limits.command);
+  ASSIGN_OR_RETURN(made.monitored.emplace_back(),
                    context.world->Split(drives ? 0 : Communicator::kNoGroup, context.dp_rank));
   if (drives) {
-    made.drivers = std::make_unique<MonitoredCommunicator>(std::move(drivers), made.heartbeat,
+    made.drivers = std::make_unique<MonitoredCommunicator>(*made.monitored.back(), made.heartbeat,
                                                            limits.replicas);
   }
   return absl::OkStatus();
