@@ -18,8 +18,8 @@
 #include "parallel/plan/planner.h"
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/roofline.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_drawing.h"
-#include "parallel/plan/schedule_text.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/learning_rate.h"
 

@@ -11,7 +11,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
@@ -36,41 +35,6 @@ std::string RankText(const Schedule& schedule, int rank, const Action& marked, c
   if (last + 1 < static_cast<int>(actions.size())) absl::StrAppend(&text, " ...");
   return text;
 }
-
-}  // namespace
-
-int MessageTag(int cut, bool backward, int tensor) {
-  const int tag = ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor;
-  DEEPNET_CHECK(cut >= 1 && tensor < kMaxTensors && tag < Communicator::kNumTags)
-      << "cut " << cut << ", tensor " << tensor;
-  return tag;
-}
-
-absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement) {
-  const bool backward = transfer.op == Op::kSendBackward || transfer.op == Op::kReceiveBackward;
-  const bool send = IsSend(transfer.op);
-  const bool towards_end = send != backward;  // the neighbour is chunk + 1, else chunk - 1
-  const int cut = transfer.chunk + (towards_end ? 1 : 0);
-  if (cut >= placement.NumChunks() || !placement.Crosses(cut)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToText(transfer), " is not between two ranks of the placement"));
-  }
-  const Boundary boundary = backward ? (send ? Boundary::kInputGradient : Boundary::kOutputGradient)
-                                     : (send ? Boundary::kOutput : Boundary::kInput);
-  return Route{.cut = cut,
-               .peer = placement.rank_of_chunk[towards_end ? cut : cut - 1],
-               .backward = backward,
-               .send = send,
-               .boundary = boundary};
-}
-
-std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
-                         const Action& transfer) {
-  return absl::StrCat(RankText(schedule, rank, reason, '[', ']'), "\n",
-                      RankText(schedule, peer, OtherEnd(transfer), '<', '>'));
-}
-
-namespace {
 
 // Messages of one rank. `schedule` is for the text of errors, which are as RunSchedule says,
 // without rank and action in front.
@@ -269,6 +233,37 @@ class Execution {
 };
 
 }  // namespace
+
+int MessageTag(int cut, bool backward, int tensor) {
+  const int tag = ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor;
+  DEEPNET_CHECK(cut >= 1 && tensor < kMaxTensors && tag < Communicator::kNumTags)
+      << "cut " << cut << ", tensor " << tensor;
+  return tag;
+}
+
+absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement) {
+  const bool backward = transfer.op == Op::kSendBackward || transfer.op == Op::kReceiveBackward;
+  const bool send = IsSend(transfer.op);
+  const bool towards_end = send != backward;  // the neighbour is chunk + 1, else chunk - 1
+  const int cut = transfer.chunk + (towards_end ? 1 : 0);
+  if (cut >= placement.NumChunks() || !placement.Crosses(cut)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToText(transfer), " is not between two ranks of the placement"));
+  }
+  const Boundary boundary = backward ? (send ? Boundary::kInputGradient : Boundary::kOutputGradient)
+                                     : (send ? Boundary::kOutput : Boundary::kInput);
+  return Route{.cut = cut,
+               .peer = placement.rank_of_chunk[towards_end ? cut : cut - 1],
+               .backward = backward,
+               .send = send,
+               .boundary = boundary};
+}
+
+std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
+                         const Action& transfer) {
+  return absl::StrCat(RankText(schedule, rank, reason, '[', ']'), "\n",
+                      RankText(schedule, peer, OtherEnd(transfer), '<', '>'));
+}
 
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
                          Communicator& comm, const ExecutorOptions& options) {

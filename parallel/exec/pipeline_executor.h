@@ -42,13 +42,12 @@ struct ExecutorOptions {
 // alone needs none.
 //
 // A receive offers its memory look_ahead computing actions early and is waited for by the action
-// that needs its data; a send runs in the background and never holds its rank up, however far it is
-// ahead of its peer. Its memory is released as soon as it is seen to be gone, between two actions.
-// Between two ranks, sends are started in the order of the sender's list and receives posted in the
-// same order, so it is enough that the communicator matches them in order: it need not know tags.
-// All messages are finished when this returns OK. So a rank waits for data only, as Simulate
-// assumes, and for ever only if CheckSchedule would have said so. parallel/plan/boundary_bytes.h
-// says how much memory messages take at once.
+// that needs its data; a send runs in the background and never holds its rank up. Its memory is
+// released as soon as it is seen to be gone, between two actions. Lanes are in order
+// (message_order.h), so the communicator need not know tags. All messages are finished when this
+// returns OK. So a rank waits for data only, as Simulate assumes, and for ever only if
+// CheckSchedule would have said so. parallel/plan/boundary_bytes.h says how much memory messages
+// take at once.
 //
 // A boundary is sent as one message per tensor, with MessageTag. On one rank there are no messages
 // and nothing is spent on them.
@@ -69,11 +68,9 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
 inline constexpr int kMaxTensors = 4;
 
 // Returns the tag of tensor `tensor` (its place in Stage::Buffers) over the cut before chunk `cut`
-// >= 1:
-//   ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor
-// It names no microbatch: both sides of a cut go through them in the same order, and messages with
-// one tag stay in order. 4,095 cuts fit below Communicator::kNumTags. The pipeline's communicator
-// carries nothing else while a schedule runs.
+// >= 1: ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor. It names no microbatch, since
+// messages with one tag stay in order. 4,095 cuts fit below Communicator::kNumTags. The pipeline's
+// communicator carries nothing else while a schedule runs.
 int MessageTag(int cut, bool backward, int tensor);
 
 // The way of a transfer: which cut, which rank, which of the stage's buffers.

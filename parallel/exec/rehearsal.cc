@@ -129,38 +129,6 @@ TimedStage::TimedStage(const RehearsalJob& job, const RehearsalOptions& options,
   DEEPNET_CHECK_EQ(job_.costs.size(), job_.stage_messages.size());
 }
 
-absl::Status TimedStage::Forward(int chunk, int microbatch) {
-  Work(job_.costs[chunk].forward);
-  Release(Boundary::kInput, chunk, microbatch);
-  return absl::OkStatus();
-}
-
-absl::Status TimedStage::Backward(int chunk, int microbatch) {
-  const ChunkCost& cost = job_.costs[chunk];
-  absl::Status status =
-      WorkOnWeights(cost.backward_input + cost.backward_weight, chunk, microbatch);
-  Release(Boundary::kOutputGradient, chunk, microbatch);
-  return status;
-}
-
-absl::Status TimedStage::BackwardInput(int chunk, int microbatch) {
-  Work(job_.costs[chunk].backward_input);
-  Release(Boundary::kOutputGradient, chunk, microbatch);
-  return absl::OkStatus();
-}
-
-absl::Status TimedStage::BackwardWeight(int chunk, int microbatch) {
-  return WorkOnWeights(job_.costs[chunk].backward_weight, chunk, microbatch);
-}
-
-// Weight gradients of a chunk come in the order of microbatches.
-absl::Status TimedStage::WorkOnWeights(double seconds, int chunk, int microbatch) {
-  const double began = SecondsNow();
-  Work(seconds);
-  const bool last = gradient_done_ != nullptr && microbatch + 1 >= num_microbatches_;
-  return last ? gradient_done_(chunk, began) : absl::OkStatus();
-}
-
 bool TimedStage::WaitedSinceLastWork() const {
   const std::vector<TraceEvent>& events = options_.executor.trace->events;
   const auto last = std::find_if(events.rbegin(), events.rend(), [](const TraceEvent& event) {
@@ -170,15 +138,22 @@ bool TimedStage::WaitedSinceLastWork() const {
   return last == events.rend() || last->kind == TraceKind::kWait;
 }
 
-void TimedStage::Work(double seconds) {
+absl::Status TimedStage::Work(const Action& action) {
+  const auto& [op, chunk, microbatch] = action;
+  const double began = SecondsNow();
   // Only the timer's lateness is made up for: nothing tells how late the inputs came, and behind a
   // longer one this action may not have been able to begin at the time that is made up.
   const double late = WaitedSinceLastWork() ? 0.0 : std::min(overslept_, kMadeUp);
-  const double deadline = SecondsNow() + seconds * options_.time_scale - late;
+  const double deadline = began + job_.costs[chunk].Seconds(op) * options_.time_scale - late;
   SleepUntil(deadline);
   overslept_ = std::max(0.0, SecondsNow() - deadline);
   lateness_ += overslept_;
   ++worked_;
+  if (op == Op::kForward) Release(Boundary::kInput, chunk, microbatch);
+  if (IsInputPass(op)) Release(Boundary::kOutputGradient, chunk, microbatch);
+  // Weight gradients of a chunk come in the order of microbatches.
+  const bool done = IsWeightPass(op) && microbatch + 1 >= num_microbatches_;
+  return done && gradient_done_ != nullptr ? gradient_done_(chunk, began) : absl::OkStatus();
 }
 
 std::vector<Buffer> TimedStage::Buffers(Boundary boundary, int chunk, int microbatch) {

@@ -99,10 +99,18 @@ class TimedStage final : public Stage {
   TimedStage(const RehearsalJob& job, const RehearsalOptions& options, int num_microbatches = 0,
              GradientDone gradient_done = {});
 
-  absl::Status Forward(int chunk, int microbatch) override;
-  absl::Status Backward(int chunk, int microbatch) override;
-  absl::Status BackwardInput(int chunk, int microbatch) override;
-  absl::Status BackwardWeight(int chunk, int microbatch) override;
+  absl::Status Forward(int chunk, int microbatch) override {
+    return Work({Op::kForward, chunk, microbatch});
+  }
+  absl::Status Backward(int chunk, int microbatch) override {
+    return Work({Op::kBackward, chunk, microbatch});
+  }
+  absl::Status BackwardInput(int chunk, int microbatch) override {
+    return Work({Op::kBackwardInput, chunk, microbatch});
+  }
+  absl::Status BackwardWeight(int chunk, int microbatch) override {
+    return Work({Op::kBackwardWeight, chunk, microbatch});
+  }
   std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
   void Release(Boundary boundary, int chunk, int microbatch) override;
 
@@ -113,8 +121,7 @@ class TimedStage final : public Stage {
  private:
   using TensorBytes = std::vector<std::vector<char>>;  // [tensor][byte]
 
-  void Work(double seconds);
-  absl::Status WorkOnWeights(double seconds, int chunk, int microbatch);
+  absl::Status Work(const Action& action);
   bool WaitedSinceLastWork() const;
 
   const RehearsalJob& job_;

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -22,13 +22,9 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/links.h"
-#include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
-
-// JSON is written by hand here: protobuf's printer has no form for microseconds with three
-// decimals, and a trace has millions of events.
 
 // The lines of a rank. On a line, events lie inside of each other or apart; what may overlap is a
 // bar of its own.
@@ -92,96 +88,91 @@ double FirstStart(std::span<const RankTrace> traces) {
 }
 
 // Returns what a viewer shows of an event that is clicked on.
-std::string ArgumentsOf(const TraceEvent& event) {
-  std::vector<std::string> arguments;
-  if (event.step >= 0) arguments.push_back(absl::StrCat("\"step\":", event.step));
+JsonObject ArgumentsOf(const TraceEvent& event) {
+  JsonObject arguments;
+  if (event.step >= 0) arguments.Add("step", event.step);
   if (!IsExchange(event.kind)) {
-    arguments.push_back(absl::StrCat("\"action\":", JsonQuoted(ToText(event.action)),
-                                     ",\"chunk\":", event.action.chunk,
-                                     ",\"microbatch\":", event.action.microbatch));
+    arguments.Add("action", ToText(event.action))
+        .Add("chunk", event.action.chunk)
+        .Add("microbatch", event.action.microbatch);
   }
-  if (event.peer >= 0) arguments.push_back(absl::StrCat("\"peer\":", event.peer));
-  if (event.bytes > 0) arguments.push_back(absl::StrCat("\"bytes\":", event.bytes));
-  return absl::StrCat("{", absl::StrJoin(arguments, ","), "}");
+  if (event.peer >= 0) arguments.Add("peer", event.peer);
+  if (event.bytes > 0) arguments.Add("bytes", event.bytes);
+  return arguments;
 }
 
-// Writes the traces of ranks, one after the other.
+// Writes the traces of ranks in the Trace Event Format. There may be millions of events: each is
+// text as soon as it is made.
 class ChromeWriter {
  public:
   explicit ChromeWriter(double origin) : origin_(origin) {}
 
+  // Adds events of a process for the rank, behind its name and those of its lines that have events.
   void Add(int rank, const RankTrace& trace) {
-    rank_ = rank;
-    has_gpu_ = std::any_of(trace.events.begin(), trace.events.end(), [](const TraceEvent& event) {
-      return event.kind == TraceKind::kDevice;
-    });
-    AddNames(trace);
+    const bool has_gpu = absl::c_any_of(
+        trace.events, [](const TraceEvent& event) { return event.kind == TraceKind::kDevice; });
+    const auto line_of = [&](const TraceEvent& event) {
+      return has_gpu && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
+    };
+    const auto name = [&](const char* what, int line, const JsonObject& args) {
+      JsonObject object = Head(what, rank, line);
+      Append(object.Add("ph", "M").Add("args", args));
+    };
+    name("process_name", 0, JsonObject().Add("name", absl::StrCat("rank ", rank)));
+    name("process_sort_index", 0, JsonObject().Add("sort_index", rank));
+    for (int line = 0; line < kNumLines; ++line) {
+      const auto on_line = [&](const TraceEvent& event) { return line_of(event) == line; };
+      if (absl::c_none_of(trace.events, on_line)) continue;
+      name("thread_name", line, JsonObject().Add("name", kLineNames[line]));
+    }
     // An event stands before those that lie inside of it.
     std::vector<TraceEvent> sorted = trace.events;
-    std::stable_sort(sorted.begin(), sorted.end(), [](const TraceEvent& a, const TraceEvent& b) {
+    absl::c_stable_sort(sorted, [](const TraceEvent& a, const TraceEvent& b) {
       if (a.start != b.start) return a.start < b.start;
       if (a.end != b.end) return a.end > b.end;
       return a.kind != TraceKind::kKernel && b.kind == TraceKind::kKernel;
     });
-    for (const TraceEvent& event : sorted) AddEvent(event, trace);
-  }
-
-  std::string Json() const {
-    return absl::StrCat("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", names_, events_, "\n]}\n");
-  }
-
- private:
-  // Names a process for the rank, and those of its lines that have events.
-  void AddNames(const RankTrace& trace) {
-    absl::StrAppendFormat(&names_,
-                          "%s\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
-                          "\"args\":{\"name\":\"rank %d\"}},\n"
-                          "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,"
-                          "\"args\":{\"sort_index\":%d}}",
-                          rank_ == 0 ? "" : ",", rank_, rank_, rank_, rank_);
-    for (int line = 0; line < kNumLines; ++line) {
-      const bool used =
-          std::any_of(trace.events.begin(), trace.events.end(),
-                      [&](const TraceEvent& event) { return KindOfEvent(event).line == line; });
-      if (!used && !(line == kGpu && has_gpu_)) continue;
-      absl::StrAppendFormat(&names_,
-                            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
-                            "\"args\":{\"name\":\"%s\"}}",
-                            rank_, line, kLineNames[line]);
+    for (const TraceEvent& event : sorted) {
+      const Line line = line_of(event);
+      AddEvent(event, line == kBar, Head(EventName(event, trace), rank, line % kBar));
     }
   }
 
-  // Adds a complete event on its line, or a pair of begin and end with an identity of its own. Both
-  // ends are rounded to nanoseconds, so that what lies inside stays inside.
-  void AddEvent(const TraceEvent& event, const RankTrace& trace) {
+  std::string Json() const {
+    return absl::StrCat("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [", events_, "\n]}\n");
+  }
+
+ private:
+  static JsonObject Head(const std::string& name, int process, int thread) {
+    return JsonObject().Add("name", name).Add("pid", process).Add("tid", thread);
+  }
+
+  // Adds a complete event on its line, or as a bar a pair of begin and end with an identity of its
+  // own. Both ends are rounded to nanoseconds, so that what lies inside stays inside.
+  void AddEvent(const TraceEvent& event, bool is_bar, JsonObject object) {
     const auto nanoseconds = [&](double seconds) {
       return std::llround(1e9 * (seconds - origin_));
     };
     const auto text = [](int64_t time) {
       return absl::StrFormat("%d.%03d", time / 1000, time % 1000);
     };
-    const int64_t start = nanoseconds(event.start), end = nanoseconds(event.end),
-                  id = num_events_++;
-    const Line line = has_gpu_ && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
-    const std::string head = absl::StrFormat(
-        ",\n{\"name\":%s,\"cat\":\"%s\",\"pid\":%d,\"tid\":%d", JsonQuoted(EventName(event, trace)),
-        KindOfEvent(event).name, rank_, line == kBar ? kWork : line);
-    if (line != kBar) {
-      absl::StrAppend(&events_, head, ",\"args\":", ArgumentsOf(event),
-                      ",\"ph\":\"X\",\"ts\":", text(start), ",\"dur\":", text(end - start), "}");
-      return;
-    }
-    const std::string identity = absl::StrCat(",\"id2\":{\"local\":\"", id, "\"}");
-    absl::StrAppend(&events_, head, ",\"args\":", ArgumentsOf(event), identity,
-                    ",\"ph\":\"b\",\"ts\":", text(start), "}");
-    absl::StrAppend(&events_, head, identity, ",\"ph\":\"e\",\"ts\":", text(end), "}");
+    const int64_t start = nanoseconds(event.start), end = nanoseconds(event.end);
+    object.Add("cat", KindOfEvent(event).name);
+    if (is_bar) object.Add("id2", JsonObject().Add("local", absl::StrCat(num_bars_++)));
+    JsonObject first = object;
+    first.Add("args", ArgumentsOf(event)).AddJson("ts", text(start));
+    if (!is_bar) return Append(first.Add("ph", "X").AddJson("dur", text(end - start)));
+    Append(first.Add("ph", "b"));
+    Append(object.Add("ph", "e").AddJson("ts", text(end)));
+  }
+
+  void Append(const JsonObject& event) {
+    absl::StrAppend(&events_, events_.empty() ? "\n" : ",\n", JsonOf(event));
   }
 
   const double origin_;
-  int rank_ = 0;
-  bool has_gpu_ = false;
-  int64_t num_events_ = 0;
-  std::string names_, events_;
+  int64_t num_bars_ = 0;
+  std::string events_;
 };
 
 // Shows a range to profilers from now on; returns its number. A build without NVTX has none, 0.

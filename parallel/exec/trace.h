@@ -114,11 +114,10 @@ std::string EventName(const TraceEvent& event, const RankTrace& trace);
 // and each sum. Times are microseconds from the first start of any rank.
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
-// Collective, blocking. Returns everybody's trace on rank 0, in rank order, with times moved to its
-// clock (ClockOffsets in parallel/comm/links.h), and empty traces on other ranks.
+// Collective, blocking. Returns everybody's trace, in rank order, with times moved to rank 0's
+// clock (ClockOffsets in parallel/comm/links.h): on rank 0, where others get empty ones, or on all
+// ranks.
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
-
-// Collective, blocking. Returns everybody's trace on every rank, otherwise as GatherTraces.
 absl::StatusOr<std::vector<RankTrace>> AllGatherTraces(Communicator& comm, const RankTrace& mine);
 
 }  // namespace deepnet

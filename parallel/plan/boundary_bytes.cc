@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "absl/algorithm/container.h"
+
 #include "parallel/plan/message_order.h"
 
 namespace deepnet {
@@ -38,13 +40,9 @@ struct Change {
   }
 };
 
-// When a rank took an action.
-struct Taken {
+// When a rank took a pass, and where its result goes to another rank, when that needs memory.
+struct Pass {
   double start = 0, end = 0;
-};
-
-// When a message between ranks needs memory on its two ends.
-struct Passage {
   double offered = 0;  // the receiver offers memory from then on
   double gone = 0;     // until then it is in use on the sender
 };
@@ -58,15 +56,13 @@ class Sweep {
         num_microbatches_(NumMicrobatches(step.schedule)),
         forward_(static_cast<size_t>(placement_.NumChunks()) * num_microbatches_),
         backward_(forward_.size()),
-        outputs_(forward_.size()),
-        input_gradients_(forward_.size()),
         changes_(placement_.NumRanks(),
                  std::vector<std::vector<Change>>(2 * inventory_.stacks.size())) {
     for (const std::vector<TimedAction>& actions : simulation_.timeline) {
       for (const auto& [action, start, end] : actions) {
-        const Taken taken{start, end};
-        if (action.op == Op::kForward) forward_[Cell(action.chunk, action.microbatch)] = taken;
-        if (IsInputPass(action.op)) backward_[Cell(action.chunk, action.microbatch)] = taken;
+        const auto& [op, chunk, mb] = action;
+        if (op == Op::kForward) Forward(chunk, mb) = {start, end};
+        if (IsInputPass(op)) Backward(chunk, mb) = {start, end};
       }
     }
   }
@@ -83,13 +79,13 @@ class Sweep {
         const auto& [op, chunk, mb] = message.send;
         const bool forward = op == Op::kSendForward;
         const Link& link = step.network.Between(from, to);
-        const double offered = EndOf(to, message.posted_behind);
-        lane_free_at = std::max({lane_free_at, offered, EndOf(from, message.sent_behind)}) +
+        Pass& pass = forward ? Forward(chunk, mb) : Backward(chunk, mb);
+        pass.offered = EndOf(to, message.posted_behind);
+        lane_free_at = std::max({lane_free_at, pass.offered, EndOf(from, message.sent_behind)}) +
                        static_cast<double>(forward ? BytesOf(messages[chunk + 1].forward)
                                                    : BytesOf(messages[chunk].backward)) /
                            link.bytes_per_second;
-        (forward ? outputs_ : input_gradients_)[Cell(chunk, mb)] = {
-            offered, SeenAt(from, lane_free_at + link.latency_seconds)};
+        pass.gone = SeenAt(from, lane_free_at + link.latency_seconds);
       }
     }
   }
@@ -105,7 +101,7 @@ class Sweep {
       const BoundaryTensor* side = SideInput(layer);
       const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
       for (int mb = 0; mb < num_microbatches_; ++mb) {
-        const Taken &forward = Forward(chunk, mb), &backward = Backward(chunk, mb);
+        const Pass &forward = Forward(chunk, mb), &backward = Backward(chunk, mb);
         if (begins) HoldOver(chunk, Stream(*stream), forward, forward);
         if (side != nullptr && made == nullptr) {
           HoldOver(chunk, Stream(*side), backward, backward);
@@ -121,24 +117,22 @@ class Sweep {
   // `keeps_side_inputs`: the rank before it has them in any case.
   void AddCut(int chunk, int first, const StageMessages& messages, bool keeps_side_inputs) {
     for (const BoundaryTensor& tensor : inventory_.layers[first].inputs) {
-      const auto sent =
-          std::find_if(messages.forward.begin(), messages.forward.end(),
-                       [&](const BoundaryTensor& other) { return other.name == tensor.name; });
+      const auto sent = absl::c_find_if(
+          messages.forward, [&](const BoundaryTensor& other) { return other.name == tensor.name; });
       for (int mb = 0; mb < num_microbatches_; ++mb) {
-        const Taken &before = Forward(chunk - 1, mb), &here = Forward(chunk, mb);
-        const Passage& output = outputs_[Cell(chunk - 1, mb)];
+        const Pass &before = Forward(chunk - 1, mb), &backward = Backward(chunk, mb);
         if (tensor.name == kHidden) {
-          Carry(tensor, chunk - 1, before, chunk, here, output);
+          Carry(Stream(tensor), chunk - 1, before, chunk, Forward(chunk, mb));
         } else if (sent != messages.forward.end()) {
           // Whoever reads it keeps it for the backward pass.
-          const Change made{before.start, kClaim}, used{Backward(chunk, mb).end, kHandOver};
-          Send(RankOf(chunk - 1), RankOf(chunk), Side(tensor, BytesOf(*sent)), output, used,
-               keeps_side_inputs ? nullptr : &made);
+          const Lent side = Side(tensor, BytesOf(*sent));
+          Hold(RankOf(chunk), side, {before.offered, kOffer}, {backward.end, kHandOver});
+          if (!keeps_side_inputs) {
+            Hold(RankOf(chunk - 1), side, {before.start, kClaim}, {before.gone, kRelease});
+          }
         }
-        if (tensor.needs_gradient) {
-          Carry(tensor, chunk, Backward(chunk, mb), chunk - 1, Backward(chunk - 1, mb),
-                input_gradients_[Cell(chunk, mb)]);
-        }
+        if (!tensor.needs_gradient) continue;
+        Carry(Stream(tensor), chunk, backward, chunk - 1, Backward(chunk - 1, mb));
       }
     }
   }
@@ -148,7 +142,7 @@ class Sweep {
     for (auto& pools : changes_) {
       int64_t& sum = bytes.emplace_back(0);
       for (std::vector<Change>& changes : pools) {
-        std::sort(changes.begin(), changes.end());
+        absl::c_sort(changes);
         int64_t now = 0, most = 0;
         for (const Change& change : changes) most = std::max(most, now += change.bytes);
         sum += most;
@@ -162,8 +156,8 @@ class Sweep {
     return static_cast<size_t>(chunk) * num_microbatches_ + mb;
   }
   int RankOf(int chunk) const { return placement_.rank_of_chunk[chunk]; }
-  const Taken& Forward(int chunk, int mb) const { return forward_[Cell(chunk, mb)]; }
-  const Taken& Backward(int chunk, int mb) const { return backward_[Cell(chunk, mb)]; }
+  Pass& Forward(int chunk, int mb) { return forward_[Cell(chunk, mb)]; }
+  Pass& Backward(int chunk, int mb) { return backward_[Cell(chunk, mb)]; }
 
   void Hold(int rank, const Lent& buffer, const Change& from, const Change& until) {
     changes_[rank][buffer.pool].push_back({from.time, from.phase, buffer.bytes});
@@ -171,27 +165,18 @@ class Sweep {
   }
 
   // In use on the rank of `chunk` from the start of one action to the end of another.
-  void HoldOver(int chunk, const Lent& buffer, const Taken& first, const Taken& last) {
+  void HoldOver(int chunk, const Lent& buffer, const Pass& first, const Pass& last) {
     Hold(RankOf(chunk), buffer, {first.start, kClaim}, {last.end, kHandOver});
   }
 
-  // A stream or gradient that `maker` leaves and `user` takes over, on one rank or sent to another
-  // by `passage`.
-  void Carry(const BoundaryTensor& tensor, int from_chunk, const Taken& maker, int to_chunk,
-             const Taken& user, const Passage& passage) {
+  // A `stream` or gradient that `maker` leaves and `user` takes over, on its rank or another.
+  void Carry(const Lent& stream, int from_chunk, const Pass& maker, int to_chunk,
+             const Pass& user) {
     const int from = RankOf(from_chunk), to = RankOf(to_chunk);
-    const Lent buffer = Stream(tensor);
     const Change made{maker.end, kHandOver}, used{user.end, kHandOver};
-    if (from == to) return Hold(from, buffer, made, used);
-    Send(from, to, buffer, passage, used, &made);
-  }
-
-  // The `buffer` of a message on both its ends. `done`: when nobody on `to` needs the buffer any
-  // more; `sent_from`: from when on it is in use on `from`, null if it is counted elsewhere.
-  void Send(int from, int to, const Lent& buffer, const Passage& passage, const Change& done,
-            const Change* sent_from) {
-    Hold(to, buffer, {passage.offered, kOffer}, done);
-    if (sent_from != nullptr) Hold(from, buffer, *sent_from, {passage.gone, kRelease});
+    if (from == to) return Hold(from, stream, made, used);
+    Hold(to, stream, {maker.offered, kOffer}, used);
+    Hold(from, stream, made, {maker.gone, kRelease});
   }
 
   // When `rank` has taken `count` computing actions.
@@ -202,9 +187,7 @@ class Sweep {
   // When `rank`, between two actions, sees what happened at `time`.
   double SeenAt(int rank, double time) const {
     const std::vector<TimedAction>& actions = simulation_.timeline[rank];
-    const auto next = std::lower_bound(
-        actions.begin(), actions.end(), time,
-        [](const TimedAction& action, double value) { return action.end < value; });
+    const auto next = std::ranges::lower_bound(actions, time, {}, &TimedAction::end);
     return next == actions.end() ? time : next->end;
   }
 
@@ -212,8 +195,7 @@ class Sweep {
   const Placement& placement_;
   const Simulation& simulation_;
   const int num_microbatches_;
-  std::vector<Taken> forward_, backward_;                  // [chunk][microbatch]
-  std::vector<Passage> outputs_, input_gradients_;         // [chunk that sends][microbatch]
+  std::vector<Pass> forward_, backward_;                   // [chunk][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
 };
 
@@ -222,10 +204,8 @@ class Sweep {
 std::vector<int64_t> CountBoundaryBytes(const CutModel& model, const SimulatedStep& step) {
   const Placement& placement = model.placement;
   const std::vector<Layer>& layers = model.inventory.layers;
-  const auto first_reader =
-      std::find_if(layers.begin(), layers.end(),
-                   [](const Layer& layer) { return SideInput(layer) != nullptr; }) -
-      layers.begin();
+  const auto reads = [](const Layer& layer) { return SideInput(layer) != nullptr; };
+  const auto first_reader = absl::c_find_if(layers, reads) - layers.begin();
   std::vector<bool> behind_side_input(placement.NumRanks(), false);
   for (int c = 0; c < placement.NumChunks(); ++c) {
     if (model.chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;

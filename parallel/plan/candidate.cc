@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
@@ -90,7 +91,7 @@ class Candidate {
   }
 
   bool RecomputesAlike() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankUse& rank) {
+    return absl::c_all_of(ranks_, [&](const RankUse& rank) {
       return rank.recompute.level == ranks_.front().recompute.level;
     });
   }
@@ -101,14 +102,11 @@ class Candidate {
     for (size_t c = 0; c < costs_.size(); ++c) {
       sums[placement_.rank_of_chunk[c]] += costs_[c].Total();
     }
-    return *std::max_element(sums.begin(), sums.end());
+    return std::ranges::max(sums);
   }
 
   double LargestChunk() const {
-    const auto smaller = [](const ChunkCost& a, const ChunkCost& b) {
-      return a.Total() < b.Total();
-    };
-    return std::max_element(costs_.begin(), costs_.end(), smaller)->Total();
+    return std::ranges::max_element(costs_, {}, &ChunkCost::Total)->Total();
   }
 
   // Bytes that the fullest rank lacks.
@@ -242,9 +240,6 @@ class Candidate {
         cost.backward_input += layer.backward_input + layer.recompute[RankOf(c).recompute.level];
         cost.backward_weight += layer.backward_weight;
       }
-      cost.kept_bytes =
-          static_cast<double>(KeptBytes(inventory(), layers, RankOf(c).recompute, request_->rules));
-      cost.pending_bytes = static_cast<double>(PendingBytes(pending_[c]));
       cost.forward_bytes = static_cast<double>(BytesOf(messages_[c].forward));
       cost.backward_bytes = static_cast<double>(BytesOf(messages_[c].backward));
     }
@@ -315,10 +310,10 @@ class Candidate {
       chunk.set_forward_seconds(cost.forward);
       chunk.set_backward_input_seconds(cost.backward_input);
       chunk.set_backward_weight_seconds(cost.backward_weight);
-      chunk.set_kept_bytes(static_cast<int64_t>(cost.kept_bytes));
-      chunk.set_pending_bytes(static_cast<int64_t>(cost.pending_bytes));
-      chunk.set_forward_bytes(static_cast<int64_t>(cost.forward_bytes));
-      chunk.set_backward_bytes(static_cast<int64_t>(cost.backward_bytes));
+      chunk.set_kept_bytes(KeptBytes(inventory(), {first, ends_[c]}, choice, request_->rules));
+      chunk.set_pending_bytes(PendingBytes(pending_[c]));
+      chunk.set_forward_bytes(BytesOf(messages_[c].forward));
+      chunk.set_backward_bytes(BytesOf(messages_[c].backward));
       chunk.set_slots(slots_[c]);
     }
   }
@@ -408,10 +403,8 @@ CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& co
 }
 
 const StagePlan& Fullest(const Plan& plan) {
-  return *std::max_element(plan.stages().begin(), plan.stages().end(),
-                           [](const StagePlan& a, const StagePlan& b) {
-                             return a.memory().total() < b.memory().total();
-                           });
+  return *std::ranges::max_element(plan.stages(), {},
+                                   [](const StagePlan& stage) { return stage.memory().total(); });
 }
 
 bool Fits(const Request& request, const Plan& plan) {

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,8 +24,6 @@
 
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/message_order.h"
-#include "parallel/plan/schedule.h"
-#include "parallel/plan/schedule_text.h"
 #include "parallel/plan/simulator.h"
 
 namespace deepnet {
@@ -59,11 +56,11 @@ class Checker {
   }
 
  private:
-  static absl::Status Bad(std::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat("schedule: ", std::string(what)));
+  static absl::Status Bad(const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("schedule: ", what));
   }
-  static absl::Status Offence(int rank, const Action& action, std::string_view what) {
-    return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", std::string(what)));
+  static absl::Status Offence(int rank, const Action& action, const std::string& what) {
+    return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", what));
   }
 
   absl::Status CheckLists() {
@@ -164,16 +161,15 @@ class Checker {
     for (const auto& [lane, sent] : sends) {
       const std::vector<Action>& received = receives[lane];
       const auto [first, other] = std::mismatch(sent.begin(), sent.end(), received.begin());
-      if (first != sent.end()) return Crossing(lane.first, lane.second, *first, *other);
+      if (first == sent.end()) continue;
+      // Rank `to` receives what `other` sends before what `first` sends, although it is sent later.
+      const auto& [from, to] = lane;
+      return Bad(absl::StrCat("messages from rank ", from, " to rank ", to, " cross: rank ", from,
+                              " has ", ToText(*first), " before ", ToText(*other), ", but rank ",
+                              to, " has ", ToText(OtherEnd(*other)), " before ",
+                              ToText(OtherEnd(*first))));
     }
     return absl::OkStatus();
-  }
-
-  // Rank `to` receives what `other` sends before what `first` sends, although it is sent later.
-  static absl::Status Crossing(int from, int to, const Action& first, const Action& other) {
-    return Bad(absl::StrCat("messages from rank ", from, " to rank ", to, " cross: rank ", from,
-                            " has ", ToText(first), " before ", ToText(other), ", but rank ", to,
-                            " has ", ToText(OtherEnd(other)), " before ", ToText(OtherEnd(first))));
   }
 
   const Action* Next(int rank) const {
@@ -231,22 +227,6 @@ class Checker {
   std::vector<size_t> position_;  // [rank] in its list
 };
 
-}  // namespace
-
-absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
-                           const std::optional<Placement>& owners) {
-  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
-    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
-  }
-  return Checker(schedule, shape, owners).Run();
-}
-
-// The order is that of a simulated step in which F, I and W take one unit each: an action enters
-// its rank's list when it starts; when it ends and produced something for another rank, the send
-// and the receive enter both lists at that moment.
-
-namespace {
-
 // An action starts or ends. Ends come first: what they bring stands before what it is for.
 struct Event {
   double time;
@@ -269,6 +249,17 @@ PipelineShape ShapeOf(const Schedule& schedule, const Placement& placement) {
 
 }  // namespace
 
+absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
+                           const std::optional<Placement>& owners) {
+  if (shape.num_ranks < 1 || shape.num_microbatches < 1 || shape.virtual_pipeline_size < 1) {
+    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
+  }
+  return Checker(schedule, shape, owners).Run();
+}
+
+// The order is that of a simulated step in which F, I and W take one unit each: an action enters
+// its rank's list when it starts; when it ends and produced something for another rank, the send
+// and the receive enter both lists at that moment.
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement) {
   if (HasTransfers(compute)) {
     RETURN_IF_ERROR(CheckSchedule(compute, ShapeOf(compute, placement), placement));

@@ -133,17 +133,14 @@ absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name) {
   return BadModel(UnknownDeviceModel(name));
 }
 
-std::string DeviceModelOfGpu(const std::string& device) {
+std::string DeviceModelOf(const std::string& stated, const std::string& device) {
+  if (!stated.empty()) return stated;
   const auto has = [&](const char* part) { return absl::StrContains(device, part); };
   if (has("NVL") || has("MIG") || has("GH200") || has("GB200")) return "";  // of other speeds
   if (has("A100")) return has("40GB") ? "A100-40GB" : "A100";
   if (has("H100")) return has("PCIe") ? "H100-PCIe" : "H100";
   if (has("H200")) return "H200";
   return has("B200") ? "B200" : "";
-}
-
-std::string DeviceModelOf(const std::string& stated, const std::string& device) {
-  return stated.empty() ? DeviceModelOfGpu(device) : stated;
 }
 
 double PeakFlops(const DeviceModel& device, DataType operands) {

@@ -18,12 +18,8 @@ inline constexpr char kDefaultDeviceModel[] = "H100";
 // text, what is missing in it.
 absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name);
 
-// Returns the name of the model of a GPU that CUDA calls `device`, "NVIDIA H100 80GB HBM3"; "" if
-// the table does not have it.
-std::string DeviceModelOfGpu(const std::string& device);
-
 // Returns cluster.device_model, `stated`, or where that is empty the model of the GPU that CUDA
-// calls `device`; "" if neither says one.
+// calls `device`, "NVIDIA H100 80GB HBM3"; "" if neither says one that the table has.
 std::string DeviceModelOf(const std::string& stated, const std::string& device);
 
 // "'X' is none of A100, ...".

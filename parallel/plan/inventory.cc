@@ -1,5 +1,6 @@
 #include "parallel/plan/inventory.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -73,17 +74,14 @@ int64_t BytesOf(const BoundaryTensor& tensor) {
 }
 
 const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name) {
-  for (const BoundaryTensor& tensor : layer.inputs) {
-    if (tensor.name == name) return &tensor;
-  }
-  return nullptr;
+  const auto found = std::ranges::find(layer.inputs, name, &BoundaryTensor::name);
+  return found == layer.inputs.end() ? nullptr : &*found;
 }
 
 const BoundaryTensor* SideInput(const Layer& layer) {
-  for (const BoundaryTensor& tensor : layer.inputs) {
-    if (tensor.name != kHidden) return &tensor;
-  }
-  return nullptr;
+  const auto is_side = [](const BoundaryTensor& tensor) { return tensor.name != kHidden; };
+  const auto found = std::ranges::find_if(layer.inputs, is_side);
+  return found == layer.inputs.end() ? nullptr : &*found;
 }
 
 }  // namespace deepnet

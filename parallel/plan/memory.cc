@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+
 namespace deepnet {
 namespace {
 
@@ -24,19 +26,11 @@ void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& 
 // --- parameters ----------------------------------------------------------------------------------
 
 bool Uses(const Layer& layer, int parameter) {
-  return std::find(layer.parameters.begin(), layer.parameters.end(), parameter) !=
-         layer.parameters.end();
-}
-
-// Returns the first layer of the whole chain that uses `parameter`: its stage saves it.
-int FirstUse(const Inventory& inventory, int parameter) {
-  const auto first = std::find_if(inventory.layers.begin(), inventory.layers.end(),
-                                  [&](const Layer& layer) { return Uses(layer, parameter); });
-  return static_cast<int>(first - inventory.layers.begin());
+  return absl::c_linear_search(layer.parameters, parameter);
 }
 
 bool Holds(const RankUse& rank, int layer) {
-  return std::any_of(rank.chunks.begin(), rank.chunks.end(), [&](const ChunkUse& chunk) {
+  return absl::c_any_of(rank.chunks, [&](const ChunkUse& chunk) {
     return layer >= chunk.layers.first && layer < chunk.layers.end;
   });
 }
@@ -58,9 +52,12 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
       uses += size;
       if (parameter.shape.size() == 2 && !layer.looks_up) packed += size;
       if (layer.stack < 0) {
-        if (std::find(counted.begin(), counted.end(), i) != counted.end()) continue;
+        if (absl::c_linear_search(counted, i)) continue;
         counted.push_back(i);
-        if (!Holds(rank, FirstUse(inventory, i))) saved_elsewhere += size;
+        // The stage of its first use in the chain saves it.
+        const auto uses_it = [&](const Layer& other) { return Uses(other, i); };
+        const auto saved_by = absl::c_find_if(inventory.layers, uses_it) - inventory.layers.begin();
+        if (!Holds(rank, static_cast<int>(saved_by))) saved_elsewhere += size;
       }
       elements += size;
     }
@@ -116,20 +113,21 @@ KeptByStack KeptOf(const Inventory& inventory, LayerSpan span, const RecomputeCh
 // Each stack has buffers for the peak at which it holds most.
 int64_t KeptInFlight(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
   std::vector<KeptByStack> kept;
+  std::vector<int> slots;
   int64_t bytes = rank.deferred_bytes;
   for (const ChunkUse& chunk : rank.chunks) {
     kept.push_back(KeptOf(inventory, chunk.layers, rank.recompute, rules));
+    slots.push_back(chunk.slots);
     bytes += chunk.slots * kept.back().others;
   }
+  const std::span<const std::vector<int>> peaks =
+      rank.peaks.empty() ? std::span(&std::as_const(slots), 1) : std::span(rank.peaks);
   for (size_t s = 0; s < inventory.stacks.size(); ++s) {
     int64_t most = 0;
-    for (const std::vector<int>& peak : rank.peaks) {
+    for (const std::vector<int>& peak : peaks) {
       int64_t now = 0;
       for (size_t c = 0; c < kept.size(); ++c) now += peak[c] * kept[c].in_stack[s];
       most = std::max(most, now);
-    }
-    if (rank.peaks.empty()) {
-      for (size_t c = 0; c < kept.size(); ++c) most += rank.chunks[c].slots * kept[c].in_stack[s];
     }
     bytes += most;
   }
@@ -276,12 +274,10 @@ int64_t BoundaryBytes(const Inventory& inventory, const RankUse& rank, const Mem
 // Adds `now` unless some peak has as much of everything; drops those that it has as much as.
 void AddPeak(const std::vector<int>& now, std::vector<std::vector<int>>& peaks) {
   const auto covers = [](const std::vector<int>& x, const std::vector<int>& y) {
-    return std::equal(x.begin(), x.end(), y.begin(), std::greater_equal<int>());
+    return absl::c_equal(x, y, std::greater_equal<int>());
   };
-  for (const std::vector<int>& peak : peaks) {
-    if (covers(peak, now)) return;
-  }
-  std::erase_if(peaks, [&](const std::vector<int>& peak) { return covers(now, peak); });
+  if (absl::c_any_of(peaks, [&](const auto& peak) { return covers(peak, now); })) return;
+  std::erase_if(peaks, [&](const auto& peak) { return covers(now, peak); });
   peaks.push_back(now);
 }
 
@@ -311,61 +307,37 @@ std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions,
   return peaks;
 }
 
-// Buffers of the deferred weight gradients of one rank: a pool for each shape, which never shrinks.
-class DeferredPools {
- public:
-  DeferredPools(std::span<const std::vector<PendingMatrices>> pending, int per_sum)
-      : pending_(pending), per_sum_(per_sum) {}
-
-  void Add(const Action& action) {
-    std::deque<int>& waiting = waiting_[action.chunk];
-    if (IsInputPass(action.op)) FinishSumsBefore(action, waiting);
-    if (action.op == Op::kBackwardInput) {
-      waiting.push_back(action.microbatch);
-      Change(action.chunk, 1);
-    }
-    if (action.op == Op::kBackwardWeight) {
-      const auto found = std::find(waiting.begin(), waiting.end(), action.microbatch);
-      if (found == waiting.end()) return;  // computed already
-      waiting.erase(found);
-      Change(action.chunk, -1);
-    }
-  }
-
-  int64_t max_bytes() const {
-    int64_t bytes = 0;
-    for (const auto& [shape, pool] : pools_) bytes += pool.most;
-    return bytes;
-  }
-
- private:
+// Returns the bytes of the buffers of one rank's deferred weight gradients: a pool for each shape,
+// which never shrinks.
+int64_t DeferredBytes(const std::vector<Action>& actions,
+                      std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
   struct Pool {
     int64_t now = 0, most = 0;  // bytes
   };
-
-  void FinishSumsBefore(const Action& action, std::deque<int>& waiting) {
-    const int first = action.microbatch / per_sum_ * per_sum_;
-    for (; !waiting.empty() && waiting.front() < first; waiting.pop_front()) {
-      Change(action.chunk, -1);
-    }
-  }
-
-  void Change(int chunk, int microbatches) {
-    for (const PendingMatrices& matrices : pending_[chunk]) {
-      Pool& pool = pools_[{matrices.rows, matrices.columns}];
+  std::map<std::pair<int64_t, int64_t>, Pool> pools;  // by rows and columns
+  const auto change = [&](int chunk, int microbatches) {
+    for (const PendingMatrices& matrices : pending[chunk]) {
+      Pool& pool = pools[{matrices.rows, matrices.columns}];
       pool.now += microbatches * matrices.bytes;
       pool.most = std::max(pool.most, pool.now);
     }
+  };
+  std::map<int, std::deque<int>> waiting_by_chunk;  // microbatches
+  for (const auto& [op, chunk, microbatch] : actions) {
+    std::deque<int>& waiting = waiting_by_chunk[chunk];
+    if (IsInputPass(op)) {
+      const int first = microbatch / per_sum * per_sum;  // of its virtual replica
+      for (; !waiting.empty() && waiting.front() < first; waiting.pop_front()) change(chunk, -1);
+    }
+    if (op == Op::kBackwardInput) {
+      waiting.push_back(microbatch);
+      change(chunk, 1);
+    }
+    if (op == Op::kBackwardWeight && std::erase(waiting, microbatch) > 0) change(chunk, -1);
   }
-
-  const std::span<const std::vector<PendingMatrices>> pending_;
-  const int per_sum_;
-  std::map<int, std::deque<int>> waiting_;             // microbatches, by chunk
-  std::map<std::pair<int64_t, int64_t>, Pool> pools_;  // by rows and columns
-};
-
-bool IsCpu(const ComputeSpec& compute) {
-  return compute.device().empty() || compute.device() == "cpu";
+  int64_t bytes = 0;
+  for (const auto& [shape, pool] : pools) bytes += pool.most;
+  return bytes;
 }
 
 int64_t TotalOf(const MemoryEstimate& m) {
@@ -422,24 +394,15 @@ void SetTotal(MemoryEstimate& memory) {
 
 MemoryRules MakeMemoryRules(const ComputeSpec& compute) {
   MemoryRules rules;
+  rules.gpu = !compute.device().empty() && compute.device() != "cpu";
+  rules.graphs = rules.gpu && compute.cuda_graphs();
   rules.operand_bytes = compute.dtype() == BFLOAT16 || compute.dtype() == FLOAT16 ? 2 : 4;
-  const bool library =
-      compute.matmul() == LIBRARY || (compute.matmul() == MATMUL_UNSPECIFIED && !IsCpu(compute));
-  if (library) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
-  rules.native = !library;
+  rules.native =
+      compute.matmul() == NATIVE || (compute.matmul() == MATMUL_UNSPECIFIED && !rules.gpu);
+  if (!rules.native) rules.num_packed_copies = rules.operand_bytes == 2 ? 1 : 0;
   // Native kernels widen bfloat16 weights to float32 where the CPU has no bfloat16 products.
   const bool widened = rules.native && compute.isa() != AVX512_BF16;
   rules.packed_bytes = widened ? kFloatBytes : rules.operand_bytes;
-  rules.gpu = !IsCpu(compute);
-  rules.graphs = rules.gpu && compute.cuda_graphs();
-  return rules;
-}
-
-MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel,
-                            const InstrumentsSpec& instruments) {
-  MemoryRules rules = MakeMemoryRules(compute);
-  rules.snapshot = IsCpu(compute) && !parallel.blocking_saves();
-  rules.instruments = instruments.every_steps() > 0;
   return rules;
 }
 
@@ -459,7 +422,7 @@ std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, Lay
     for (const PendingOperand& operand : operands) {
       shares |= operand.shared;
       if (operand.shared && has_shared) continue;
-      auto found = std::find_if(pending.begin(), pending.end(), [&](const PendingMatrices& p) {
+      auto found = absl::c_find_if(pending, [&](const PendingMatrices& p) {
         return p.rows == operand.rows && p.columns == operand.columns;
       });
       if (found == pending.end()) {
@@ -484,7 +447,7 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
   ForEachLayer(inventory, rank, [&](const Layer& here) {
     if (here.stack >= 0) return;  // its parameters are not tied
     for (const int p : here.parameters) {
-      if (std::find(counted.begin(), counted.end(), p) != counted.end()) continue;
+      if (absl::c_linear_search(counted, p)) continue;
       counted.push_back(p);
       for (int l = 0; l < static_cast<int>(inventory.layers.size()); ++l) {
         if (Holds(rank, l) || !Uses(inventory.layers[l], p)) continue;
@@ -497,12 +460,9 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
 
 PeakInFlight CountInFlight(const Schedule& schedule,
                            std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
-  PeakInFlight most{
-      .slots = std::vector<int>(pending.size(), 0), .deferred_bytes = {}, .peaks = {}};
+  PeakInFlight most{std::vector<int>(pending.size(), 0), {}, {}};
   for (const std::vector<Action>& actions : schedule.actions) {
-    DeferredPools deferred(pending, per_sum);
-    for (const Action& action : actions) deferred.Add(action);
-    most.deferred_bytes.push_back(deferred.max_bytes());
+    most.deferred_bytes.push_back(DeferredBytes(actions, pending, per_sum));
     most.peaks.push_back(InFlightPeaks(actions, most.slots));
   }
   return most;

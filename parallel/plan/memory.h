@@ -12,7 +12,6 @@
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/schedule.h"
-#include "proto/instruments.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -25,21 +24,18 @@ struct MemoryRules {
   bool native = true;         // products are NATIVE's, else LIBRARY's
   bool gpu = false;           // operations are CudaOps'
   bool graphs = false;        // compute.cuda_graphs
-  bool snapshot = false;      // a copy of what the rank saves is in the memory that is planned
-  bool average = false;       // of the weights is kept (optim.ema_decay)
-  bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
+  bool snapshot = false;     // a copy of what the rank saves is in the memory that is planned: that
+                             // of a CPU (docs/design/saving.md)
+  bool average = false;      // of the weights is kept (optim.ema_decay)
+  bool instruments = false;  // and another of the weights it updates (docs/design/instruments.md)
 
   // The type of operands, as BoundaryTensor names it.
   std::string_view OperandType() const { return operand_bytes == 2 ? "bfloat16" : "float32"; }
 };
 
-// Returns the rules of `compute`, without a snapshot and instruments. What is still left to the
+// Returns the rules of `compute`; the caller adds what else a run holds. What is still left to the
 // program is taken at its larger form.
 MemoryRules MakeMemoryRules(const ComputeSpec& compute);
-// The same with the snapshot that a CPU's memory holds (docs/design/saving.md) and what
-// instruments do.
-MemoryRules MakeMemoryRules(const ComputeSpec& compute, const ParallelSpec& parallel,
-                            const InstrumentsSpec& instruments);
 
 // Bytes that layers `span` keep of one microbatch from F to B or I: what each layer keeps and the
 // first input of each stack, or at FULL the stream that enters each segment.
@@ -100,6 +96,8 @@ struct RankUse {
 // Returns the bytes of the uses that layers of other ranks have of this rank's tied parameters.
 int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 
+// Counts the fields of MemoryEstimate (proto/plan.proto):
+//
 //   weights         4 bytes per parameter; a tied one once per rank
 //   working_copies  packed copies of every matrix that is multiplied; those of bfloat16 are float32
 //                   where native kernels run without bfloat16 products, or may do so
@@ -112,12 +110,10 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 //                   inputs of every microbatch in flight, as boundary_bytes.h counts them.
 //                   Without a schedule: a stream for each stack, the side inputs, kMessageSlots of
 //                   what crosses the cuts of a chunk
-//   recompute       what one layer or segment computes again
 //   workspace       buffers that layers use in turn, a set for each stack's rows; constants; with
 //                   rules.average a piece of the weights;
 //                   temporaries of LIBRARY's operations, as far as they are more than those of the
 //                   logits
-//   logits          buffers of the loss
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
 //   snapshot        12 bytes, with rules.average 16, for each element that the rank saves, with

@@ -18,30 +18,6 @@
 #include "parallel/base/check.h"
 
 namespace deepnet {
-
-int Placement::NumRanks() const {
-  if (rank_of_chunk.empty()) return 0;
-  return 1 + *std::max_element(rank_of_chunk.begin(), rank_of_chunk.end());
-}
-
-Placement MakeLooped(int ranks, int virtual_pipeline_size) {
-  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
-  Placement placement;
-  for (int c = 0; c < ranks * virtual_pipeline_size; ++c)
-    placement.rank_of_chunk.push_back(c % ranks);
-  return placement;
-}
-
-Placement MakeV(int ranks, int virtual_pipeline_size) {
-  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
-  Placement placement;
-  for (int c = 0; c < ranks * virtual_pipeline_size; ++c) {
-    const int step = c % ranks, lap = c / ranks;
-    placement.rank_of_chunk.push_back(lap % 2 == 0 ? step : ranks - 1 - step);
-  }
-  return placement;
-}
-
 namespace {
 
 // Ends of parts filled from the left up to `limit`, each later part left at least one item; the
@@ -59,28 +35,6 @@ std::vector<int> FillFromLeft(std::span<const double> costs, int num_parts, doub
   ends.push_back(num_items);
   return ends;
 }
-
-}  // namespace
-
-std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts) {
-  DEEPNET_CHECK(num_parts >= 1 && num_parts <= static_cast<int>(costs.size()))
-      << num_parts << " parts of " << costs.size() << " items";
-  const auto feasible = [&](double limit) {
-    const std::vector<int> ends = FillFromLeft(costs, num_parts, limit);
-    const int last_part = num_parts > 1 ? ends[num_parts - 2] : 0;
-    return std::accumulate(costs.begin() + last_part, costs.end(), 0.0) <= limit;
-  };
-  double low = *std::max_element(costs.begin(), costs.end());
-  if (feasible(low)) return FillFromLeft(costs, num_parts, low);
-  double high = std::accumulate(costs.begin(), costs.end(), 0.0);
-  for (double middle = std::midpoint(low, high); middle > low && middle < high;
-       middle = std::midpoint(low, high)) {
-    (feasible(middle) ? high : low) = middle;
-  }
-  return FillFromLeft(costs, num_parts, high);
-}
-
-namespace {
 
 constexpr int kMaxReceivers = 6;  // least loaded ranks that are tried
 constexpr int kRoundsPerRank = 8;
@@ -201,6 +155,47 @@ class Refiner {
 };
 
 }  // namespace
+
+int Placement::NumRanks() const {
+  if (rank_of_chunk.empty()) return 0;
+  return 1 + *std::max_element(rank_of_chunk.begin(), rank_of_chunk.end());
+}
+
+Placement MakeLooped(int ranks, int virtual_pipeline_size) {
+  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
+  Placement placement;
+  for (int c = 0; c < ranks * virtual_pipeline_size; ++c)
+    placement.rank_of_chunk.push_back(c % ranks);
+  return placement;
+}
+
+Placement MakeV(int ranks, int virtual_pipeline_size) {
+  DEEPNET_CHECK(ranks > 0 && virtual_pipeline_size > 0);
+  Placement placement;
+  for (int c = 0; c < ranks * virtual_pipeline_size; ++c) {
+    const int step = c % ranks, lap = c / ranks;
+    placement.rank_of_chunk.push_back(lap % 2 == 0 ? step : ranks - 1 - step);
+  }
+  return placement;
+}
+
+std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts) {
+  DEEPNET_CHECK(num_parts >= 1 && num_parts <= static_cast<int>(costs.size()))
+      << num_parts << " parts of " << costs.size() << " items";
+  const auto feasible = [&](double limit) {
+    const std::vector<int> ends = FillFromLeft(costs, num_parts, limit);
+    const int last_part = num_parts > 1 ? ends[num_parts - 2] : 0;
+    return std::accumulate(costs.begin() + last_part, costs.end(), 0.0) <= limit;
+  };
+  double low = *std::max_element(costs.begin(), costs.end());
+  if (feasible(low)) return FillFromLeft(costs, num_parts, low);
+  double high = std::accumulate(costs.begin(), costs.end(), 0.0);
+  for (double middle = std::midpoint(low, high); middle > low && middle < high;
+       middle = std::midpoint(low, high)) {
+    (feasible(middle) ? high : low) = middle;
+  }
+  return FillFromLeft(costs, num_parts, high);
+}
 
 std::vector<double> CostOfRanks(std::span<const double> costs, std::span<const int> ends,
                                 const Placement& placement) {

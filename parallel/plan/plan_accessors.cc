@@ -1,6 +1,5 @@
 #include "parallel/plan/plan_accessors.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -8,13 +7,11 @@
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
 namespace {
 
-constexpr double kLatencySeconds = 2e-5;
 // Bytes that the update of a weight moves on a GPU. In a rank's share Adam reads four and writes
 // three float32 numbers, and the norm reads the gradient. For all of its weights the gradient is
 // filled with zeros, and an operand of 16 bits is made anew.
@@ -22,41 +19,28 @@ constexpr double kShareBytes = 7 * 4 + 4;
 constexpr double kZeroBytes = 4, kOperandBytes = 4 + 2;
 constexpr double kPeakShare = 0.4;  // that products reach where nobody has said more of a model
 
-// Fields of a spec that are not above 0 are left to the program.
-double Or(double stated, double otherwise) { return stated > 0 ? stated : otherwise; }
-
-Link MakeLink(const LinkSpec& spec, double latency_seconds, double bytes_per_second) {
-  return {.latency_seconds = Or(spec.latency_seconds(), latency_seconds),
-          .bytes_per_second = Or(spec.bytes_per_second(), bytes_per_second)};
+// Fields of a spec that are not above 0 leave `value` as it is.
+void Set(double stated, double& value) {
+  if (stated > 0) value = stated;
 }
 
-Speeds CpuSpeeds(const ClusterSpec& cluster) {
-  return {.device = std::nullopt,
-          .flops_per_second = Or(cluster.flops_per_second(), 1e11),
-          .states_flops = cluster.flops_per_second() > 0,
-          .optimizer_params_per_second = Or(cluster.optimizer_params_per_second(), 2.5e8),
-          .network = {.inside_node = MakeLink(cluster.inside_node(), kLatencySeconds, 4e9),
-                      .between_nodes = MakeLink(cluster.between_nodes(), kLatencySeconds, 1.25e9)}};
+void Set(const LinkSpec& stated, Link& link) {
+  Set(stated.latency_seconds(), link.latency_seconds);
+  Set(stated.bytes_per_second(), link.bytes_per_second);
 }
 
-Link MakeLink(const LinkSpec& spec, const LinkSpec& of_device) {
-  return MakeLink(spec, of_device.latency_seconds(), of_device.bytes_per_second());
-}
-
-Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
-  const std::string& name = cluster.device_model();
+Speeds GpuSpeeds(const std::string& name, DataType dtype) {
   absl::StatusOr<DeviceModel> device = FindDeviceModel(name.empty() ? kDefaultDeviceModel : name);
   if (!device.ok()) device = FindDeviceModel(kDefaultDeviceModel);
   const double bytes_per_second = device->memory_bytes_per_second() * device->memory_share();
   Speeds speeds{
-      .flops_per_second = Or(cluster.flops_per_second(), kPeakShare * PeakFlops(*device, dtype)),
-      .states_flops = cluster.flops_per_second() > 0,
-      .optimizer_params_per_second =
-          Or(cluster.optimizer_params_per_second(), bytes_per_second / kShareBytes),
+      .device = *device,
+      .flops_per_second = kPeakShare * PeakFlops(*device, dtype),
+      .optimizer_params_per_second = bytes_per_second / kShareBytes,
       .refresh_seconds = (kZeroBytes + (dtype == FLOAT32 ? 0 : kOperandBytes)) / bytes_per_second,
-      .network = {.inside_node = MakeLink(cluster.inside_node(), device->inside_node()),
-                  .between_nodes = MakeLink(cluster.between_nodes(), device->between_nodes())}};
-  speeds.device = *std::move(device);
+      .network = {}};
+  Set(device->inside_node(), speeds.network.inside_node);
+  Set(device->between_nodes(), speeds.network.between_nodes);
   return speeds;
 }
 
@@ -64,8 +48,13 @@ Speeds GpuSpeeds(const ClusterSpec& cluster, DataType dtype) {
 
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
   const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
-  Speeds speeds = on_cpu ? CpuSpeeds(cluster) : GpuSpeeds(cluster, compute.dtype());
+  Speeds speeds = on_cpu ? Speeds() : GpuSpeeds(cluster.device_model(), compute.dtype());
   speeds.graphs = !on_cpu && compute.cuda_graphs();
+  speeds.states_flops = cluster.flops_per_second() > 0;
+  Set(cluster.flops_per_second(), speeds.flops_per_second);
+  Set(cluster.optimizer_params_per_second(), speeds.optimizer_params_per_second);
+  Set(cluster.inside_node(), speeds.network.inside_node);
+  Set(cluster.between_nodes(), speeds.network.between_nodes);
   if (cluster.devices_per_node() > 0) speeds.network.ranks_per_node = cluster.devices_per_node();
   return speeds;
 }
@@ -115,8 +104,6 @@ std::vector<ChunkCost> ChunkCosts(const Plan& plan) {
     costs.push_back({.forward = chunk.forward_seconds(),
                      .backward_input = chunk.backward_input_seconds(),
                      .backward_weight = chunk.backward_weight_seconds(),
-                     .kept_bytes = static_cast<double>(chunk.kept_bytes()),
-                     .pending_bytes = static_cast<double>(chunk.pending_bytes()),
                      .forward_bytes = static_cast<double>(chunk.forward_bytes()),
                      .backward_bytes = static_cast<double>(chunk.backward_bytes())});
   }

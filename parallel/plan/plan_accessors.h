@@ -11,10 +11,26 @@
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
 #include "parallel/plan/stage_messages.h"
+#include "proto/data.pb.h"
+#include "proto/instruments.pb.h"
+#include "proto/optim.pb.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
 
+// The settings of a run that a plan depends on. Borrows them all: it is made in the call that reads
+// it.
+struct PlanSettings {
+  const DataSpec& data;
+  const OptimSpec& optim;
+  const ComputeSpec& compute;
+  const ClusterSpec& cluster;
+  const ParallelSpec& parallel;
+  const InstrumentsSpec& instruments = InstrumentsSpec::default_instance();
+};
+
+// What a cluster states, and where it is silent the speeds of a CPU, which are those here, or of a
+// GPU's model.
 struct Speeds {
   std::optional<DeviceModel> device;           // a GPU; absent on a CPU
   double flops_per_second = 1e11;              // in matrix products
@@ -22,7 +38,8 @@ struct Speeds {
   bool graphs = false;                         // compute.cuda_graphs
   double optimizer_params_per_second = 2.5e8;  // weights of its share that a rank updates
   double refresh_seconds = 0;                  // for each weight of a rank, after an update
-  Network network;
+  Network network = {.inside_node = {.latency_seconds = 2e-5, .bytes_per_second = 4e9},
+                     .between_nodes = {.latency_seconds = 2e-5, .bytes_per_second = 1.25e9}};
 };
 
 // `cluster` with the defaults that ClusterSpec states filled in for `compute`. A device_model that

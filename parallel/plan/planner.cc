@@ -1,8 +1,6 @@
 #include "parallel/plan/planner.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
-#include "parallel/plan/plan_settings.h"
+#include "parallel/plan/plan_accessors.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {

@@ -12,7 +12,6 @@
 #include "parallel/base/units.h"
 #include "parallel/plan/device_model.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 #include "parallel/plan/shard.h"
 
 namespace deepnet {
@@ -75,84 +74,6 @@ absl::Status KeepInOnePiece(const Inventory& inventory, Request& request) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettings& settings) {
-  const auto& [data, optim, compute, cluster, parallel, instruments] = settings;
-  RETURN_IF_ERROR(CheckNumbers(parallel, cluster));
-  if (const std::string& device = cluster.device_model(); !device.empty()) {
-    RETURN_IF_ERROR(FindDeviceModel(device).status());
-  }
-  Request request{.inventory = &inventory,
-                  .rules = MakeMemoryRules(compute, parallel, instruments),
-                  .speeds = MakeSpeeds(cluster, compute),
-                  .operands = compute.dtype(),
-                  .seconds = {},
-                  .global_microbatches = std::max(1, data.global_microbatches()),
-                  .virtual_replicas = optim.virtual_replicas(),
-                  .one_sum_per_rank = parallel.gradient_sum() == FAST,
-                  .stages = parallel.pipeline_parallel_size(),
-                  .replicas = parallel.data_parallel_size(),
-                  .virtual_pipeline_size = parallel.virtual_pipeline_size(),
-                  .placement = parallel.placement()};
-  if (request.virtual_replicas == 0) {
-    request.virtual_replicas =
-        DefaultVirtualReplicas(request.global_microbatches, std::max(0, request.replicas));
-  }
-  request.rules.average = optim.ema_decay() > 0;
-  request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
-  RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
-  RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
-  if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {
-    request.recompute = {parallel.recompute(), std::max(1, parallel.recompute_segment())};
-  }
-  if (cluster.nodes() > 0 || cluster.devices_per_node() > 0) {
-    request.num_ranks = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
-  }
-  if (compute.device() != "cuda") {
-    const MicrobatchSpec& microbatch = data.microbatch();
-    const double tokens = static_cast<double>(microbatch.max_source_tokens()) +
-                          static_cast<double>(microbatch.max_target_tokens());
-    request.sentence_bytes = 2 * kSentenceBytesPerToken * tokens * request.global_microbatches;
-  }
-  if (cluster.device_memory_gib() > 0) {
-    request.memory_bytes =
-        std::max(0.0, cluster.device_memory_gib() * kGib - request.sentence_bytes);
-  }
-  return request;
-}
-
-PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config) {
-  return {
-      .num_ranks = config.stages,
-      .num_microbatches = MicrobatchesOf(request.global_microbatches, config.replicas, 0).Count(),
-      .virtual_pipeline_size = config.virtual_pipeline_size};
-}
-
-absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config) {
-  if (!request.custom.has_value()) {
-    absl::StatusOr<Placement> placement =
-        MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
-    RETURN_IF_ERROR(WithExitCode(placement.status(), ExitCode::kBadConfig));
-    return placement;
-  }
-  Placement owners{std::vector<int>(config.stages * config.virtual_pipeline_size, 0)};
-  for (size_t rank = 0; rank < request.custom->actions.size(); ++rank) {
-    for (const Action& action : request.custom->actions[rank]) {
-      if (action.chunk >= owners.NumChunks()) continue;
-      owners.rank_of_chunk[action.chunk] = static_cast<int>(rank);
-    }
-  }
-  return owners;
-}
-
-PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config) {
-  if (request.custom.has_value()) return request.placement;
-  return FindScheduleKind(config.schedule)->v_shaped ? V : LOOPED;
-}
-
-namespace {
-
 // Without parallel.data_parallel_size the planner avoids sizes that give results other bits than
 // other sizes do. A user who asks for such a size gets it.
 absl::Status CheckReplicas(const Request& request, int replicas) {
@@ -189,39 +110,6 @@ absl::Status CheckReplicas(const Request& request, int replicas) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
-
-absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
-  const auto layers = static_cast<int64_t>(request.inventory->layers.size());
-  if (config.stages > layers) {
-    return ConfigError(absl::StrCat("parallel.pipeline_parallel_size: ", config.stages,
-                                    " stages, but the model has only ", layers,
-                                    " layers to cut between"));
-  }
-  if (int64_t{config.stages} * config.virtual_pipeline_size > layers) {
-    return ConfigError(absl::StrCat(
-        "parallel.virtual_pipeline_size: ", config.stages, " x ", config.virtual_pipeline_size,
-        " chunks, but the model has only ", layers, " layers to cut between"));
-  }
-  const int64_t ranks = int64_t{config.stages} * config.replicas;
-  if (request.num_ranks != 0 && ranks != request.num_ranks) {
-    return ConfigError(absl::StrCat("parallel: pipeline_parallel_size ", config.stages,
-                                    " x data_parallel_size ", config.replicas, " = ", ranks,
-                                    " ranks, but cluster has ", request.num_ranks));
-  }
-  RETURN_IF_ERROR(CheckReplicas(request, config.replicas));
-  RETURN_IF_ERROR(PlacementOf(request, config).status());
-  const PlacementShape made = PlacementShapeOf(request, config);
-  if (request.placement == PLACEMENT_UNSPECIFIED || request.placement == made) {
-    return absl::OkStatus();
-  }
-  return ConfigError(absl::StrCat("parallel.placement: schedule \"", config.schedule, "\" is ",
-                                  PlacementShape_Name(made), ", not ",
-                                  PlacementShape_Name(request.placement)));
-}
-
-namespace {
 
 // The config of a schedule that a user wrote, for one replica.
 absl::StatusOr<ParallelConfig> WrittenConfig(const Request& request) {
@@ -297,6 +185,111 @@ std::vector<ParallelConfig> ListNamed(const Request& request, int stages, int re
 }
 
 }  // namespace
+
+absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettings& settings) {
+  const auto& [data, optim, compute, cluster, parallel, instruments] = settings;
+  RETURN_IF_ERROR(CheckNumbers(parallel, cluster));
+  if (const std::string& device = cluster.device_model(); !device.empty()) {
+    RETURN_IF_ERROR(FindDeviceModel(device).status());
+  }
+  Request request{.inventory = &inventory,
+                  .rules = MakeMemoryRules(compute),
+                  .speeds = MakeSpeeds(cluster, compute),
+                  .operands = compute.dtype(),
+                  .seconds = {},
+                  .global_microbatches = std::max(1, data.global_microbatches()),
+                  .virtual_replicas = optim.virtual_replicas(),
+                  .one_sum_per_rank = parallel.gradient_sum() == FAST,
+                  .stages = parallel.pipeline_parallel_size(),
+                  .replicas = parallel.data_parallel_size(),
+                  .virtual_pipeline_size = parallel.virtual_pipeline_size(),
+                  .placement = parallel.placement()};
+  if (request.virtual_replicas == 0) {
+    request.virtual_replicas =
+        DefaultVirtualReplicas(request.global_microbatches, std::max(0, request.replicas));
+  }
+  request.rules.snapshot = !request.rules.gpu && !parallel.blocking_saves();
+  request.rules.average = optim.ema_decay() > 0;
+  request.rules.instruments = instruments.every_steps() > 0;
+  request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
+  RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
+  RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
+  if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {
+    request.recompute = {parallel.recompute(), std::max(1, parallel.recompute_segment())};
+  }
+  if (cluster.nodes() > 0 || cluster.devices_per_node() > 0) {
+    request.num_ranks = std::max(1, cluster.nodes()) * std::max(1, cluster.devices_per_node());
+  }
+  if (compute.device() != "cuda") {
+    const MicrobatchSpec& microbatch = data.microbatch();
+    const double tokens = static_cast<double>(microbatch.max_source_tokens()) +
+                          static_cast<double>(microbatch.max_target_tokens());
+    request.sentence_bytes = 2 * kSentenceBytesPerToken * tokens * request.global_microbatches;
+  }
+  if (cluster.device_memory_gib() > 0) {
+    request.memory_bytes =
+        std::max(0.0, cluster.device_memory_gib() * kGib - request.sentence_bytes);
+  }
+  return request;
+}
+
+PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config) {
+  return {
+      .num_ranks = config.stages,
+      .num_microbatches = MicrobatchesOf(request.global_microbatches, config.replicas, 0).Count(),
+      .virtual_pipeline_size = config.virtual_pipeline_size};
+}
+
+absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config) {
+  if (!request.custom.has_value()) {
+    absl::StatusOr<Placement> placement =
+        MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
+    RETURN_IF_ERROR(WithExitCode(placement.status(), ExitCode::kBadConfig));
+    return placement;
+  }
+  Placement owners{std::vector<int>(config.stages * config.virtual_pipeline_size, 0)};
+  for (size_t rank = 0; rank < request.custom->actions.size(); ++rank) {
+    for (const Action& action : request.custom->actions[rank]) {
+      if (action.chunk >= owners.NumChunks()) continue;
+      owners.rank_of_chunk[action.chunk] = static_cast<int>(rank);
+    }
+  }
+  return owners;
+}
+
+PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config) {
+  if (request.custom.has_value()) return request.placement;
+  return FindScheduleKind(config.schedule)->v_shaped ? V : LOOPED;
+}
+
+absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
+  const auto layers = static_cast<int64_t>(request.inventory->layers.size());
+  if (config.stages > layers) {
+    return ConfigError(absl::StrCat("parallel.pipeline_parallel_size: ", config.stages,
+                                    " stages, but the model has only ", layers,
+                                    " layers to cut between"));
+  }
+  if (int64_t{config.stages} * config.virtual_pipeline_size > layers) {
+    return ConfigError(absl::StrCat(
+        "parallel.virtual_pipeline_size: ", config.stages, " x ", config.virtual_pipeline_size,
+        " chunks, but the model has only ", layers, " layers to cut between"));
+  }
+  const int64_t ranks = int64_t{config.stages} * config.replicas;
+  if (request.num_ranks != 0 && ranks != request.num_ranks) {
+    return ConfigError(absl::StrCat("parallel: pipeline_parallel_size ", config.stages,
+                                    " x data_parallel_size ", config.replicas, " = ", ranks,
+                                    " ranks, but cluster has ", request.num_ranks));
+  }
+  RETURN_IF_ERROR(CheckReplicas(request, config.replicas));
+  RETURN_IF_ERROR(PlacementOf(request, config).status());
+  const PlacementShape made = PlacementShapeOf(request, config);
+  if (request.placement == PLACEMENT_UNSPECIFIED || request.placement == made) {
+    return absl::OkStatus();
+  }
+  return ConfigError(absl::StrCat("parallel.placement: schedule \"", config.schedule, "\" is ",
+                                  PlacementShape_Name(made), ", not ",
+                                  PlacementShape_Name(request.placement)));
+}
 
 absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request) {
   std::vector<ParallelConfig> configs;

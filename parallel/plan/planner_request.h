@@ -14,7 +14,6 @@
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
-#include "parallel/plan/plan_settings.h"
 #include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule.h"
 #include "proto/plan.pb.h"

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -80,6 +82,47 @@ std::string Head(const Plan& plan) {
   return text;
 }
 
+// Layers before the first side input over the first half of the ranks, all else over the second, on
+// each rank equally many; a model without side inputs over all of them.
+std::vector<int> Halves(const std::vector<Layer>& layers, int stages) {
+  const auto border =
+      absl::c_find_if(layers, [](const Layer& layer) { return SideInput(layer) != nullptr; });
+  const auto end = static_cast<int>(layers.size());
+  const int middle = border == layers.end() ? 0 : static_cast<int>(border - layers.begin());
+  const int first_half = middle > 0 ? stages / 2 : 0, second_half = stages - first_half;
+  std::vector<int> ends;
+  for (int i = 1; i <= first_half; ++i) ends.push_back(middle * i / first_half);
+  for (int i = 1; i <= second_half; ++i) {
+    ends.push_back(middle + (end - middle) * i / second_half);
+  }
+  return ends;
+}
+
+int64_t MostActivations(const Plan& plan) {
+  const auto activations = [](const StagePlan& stage) { return stage.memory().activations(); };
+  return std::ranges::max(plan.stages() | std::views::transform(activations));
+}
+
+using Row = std::pair<std::string, Plan>;  // name
+
+std::string Table(const std::vector<Row>& rows, const Plan& reference) {
+  std::string text = absl::StrFormat("%-22s %9s %9s %9s %12s %9s\n", "schedule", "step s",
+                                     "bubble %", "exposed %", "activ./1f1b", "most GiB");
+  const auto least = static_cast<double>(std::max<int64_t>(1, MostActivations(reference)));
+  for (const auto& [name, plan] : rows) {
+    absl::StrAppendFormat(
+        &text, "%-22s %9.4g %9.1f %9.2f %12.2f %9.1f\n", name, plan.step_seconds(),
+        100 * plan.bubble(), 100 * plan.exposed_communication(),
+        static_cast<double>(MostActivations(plan)) / least, Fullest(plan).memory().total() / kGib);
+  }
+  return text;
+}
+
+std::string NameOf(const ParallelConfig& config) {
+  if (config.virtual_pipeline_size == 1) return config.schedule;
+  return absl::StrCat(config.schedule, ", v=", config.virtual_pipeline_size);
+}
+
 }  // namespace
 
 std::string MicrobatchesText(int microbatches, int replicas) {
@@ -99,9 +142,7 @@ std::string LayersText(const Plan& plan, const Inventory& inventory, int rank) {
 }
 
 std::string RecomputeText(const Plan& plan) {
-  const auto [least, most] = std::minmax_element(
-      plan.chunks().begin(), plan.chunks().end(),
-      [](const ChunkPlan& a, const ChunkPlan& b) { return a.recompute() < b.recompute(); });
+  const auto [least, most] = std::ranges::minmax_element(plan.chunks(), {}, &ChunkPlan::recompute);
   if (least->recompute() == most->recompute()) return LevelText(*least);
   return absl::StrCat(LevelText(*least), " to ", LevelText(*most));
 }
@@ -179,54 +220,6 @@ std::string GpuMemoryText(const MemoryEstimate& memory) {
       gpu.context() / kGib, gpu.messages() / kGib, gpu.products() / kGib, gpu.uploads() / kGib,
       gpu.fragmentation() / kGib);
 }
-
-namespace {
-
-// Layers before the first side input over the first half of the ranks, all else over the second, on
-// each rank equally many; a model without side inputs over all of them.
-std::vector<int> Halves(const std::vector<Layer>& layers, int stages) {
-  const auto border = std::find_if(layers.begin(), layers.end(),
-                                   [](const Layer& layer) { return SideInput(layer) != nullptr; });
-  const auto end = static_cast<int>(layers.size());
-  const int middle = border == layers.end() ? 0 : static_cast<int>(border - layers.begin());
-  const int first_half = middle > 0 ? stages / 2 : 0, second_half = stages - first_half;
-  std::vector<int> ends;
-  for (int i = 1; i <= first_half; ++i) ends.push_back(middle * i / first_half);
-  for (int i = 1; i <= second_half; ++i) {
-    ends.push_back(middle + (end - middle) * i / second_half);
-  }
-  return ends;
-}
-
-int64_t MostActivations(const Plan& plan) {
-  int64_t most = 0;
-  for (const StagePlan& stage : plan.stages()) {
-    most = std::max(most, stage.memory().activations());
-  }
-  return most;
-}
-
-using Row = std::pair<std::string, Plan>;  // name
-
-std::string Table(const std::vector<Row>& rows, const Plan& reference) {
-  std::string text = absl::StrFormat("%-22s %9s %9s %9s %12s %9s\n", "schedule", "step s",
-                                     "bubble %", "exposed %", "activ./1f1b", "most GiB");
-  const auto least = static_cast<double>(std::max<int64_t>(1, MostActivations(reference)));
-  for (const auto& [name, plan] : rows) {
-    absl::StrAppendFormat(
-        &text, "%-22s %9.4g %9.1f %9.2f %12.2f %9.1f\n", name, plan.step_seconds(),
-        100 * plan.bubble(), 100 * plan.exposed_communication(),
-        static_cast<double>(MostActivations(plan)) / least, Fullest(plan).memory().total() / kGib);
-  }
-  return text;
-}
-
-std::string NameOf(const ParallelConfig& config) {
-  if (config.virtual_pipeline_size == 1) return config.schedule;
-  return absl::StrCat(config.schedule, ", v=", config.virtual_pipeline_size);
-}
-
-}  // namespace
 
 absl::StatusOr<std::string> CompareText(const Inventory& inventory, const PlanSettings& settings) {
   ASSIGN_OR_RETURN(Request request, MakeRequest(inventory, settings));

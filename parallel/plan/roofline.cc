@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -111,18 +111,6 @@ LayerSeconds SecondsByOperations(const Layer& layer, double flops_per_second) {
   return seconds;
 }
 
-const char* NameOf(Bound bound) {
-  switch (bound) {
-    case Bound::kArithmetic:
-      return "arithmetic";
-    case Bound::kMemory:
-      return "memory";
-    case Bound::kStart:
-      return "start";
-  }
-  return "";
-}
-
 // Kernels by the names that people read, with what they take in a step of one rank.
 class Ledger {
  public:
@@ -135,7 +123,7 @@ class Ledger {
     for (const KernelWork& kernel : kernels) {
       const KernelTime time = TimeOf(kernel, device_, operands_);
       AddTo(kernel.label.empty() ? kernel.name : absl::StrCat(kernel.label, " (", pass, ")"),
-            time.seconds * times, NameOf(time.bound), kernel.launches * times);
+            time.seconds * times, time.bound, kernel.launches * times);
     }
     launches_ += list.launches * times;
     graph_launches_ += list.graph_launches() * times;
@@ -144,17 +132,16 @@ class Ledger {
     if (host > 0) AddTo(kHostName, host * times, "host", 0);
   }
 
-  double launches() const { return launches_; }
-  double graph_launches() const { return graph_launches_; }
-
-  // Those that take most, the most first.
-  std::vector<KernelPrediction> Most() const {
+  // Sets launches and the kernels that take most, the most first.
+  void WriteTo(Prediction& prediction) const {
+    prediction.set_launches(std::llround(launches_));
+    prediction.set_graph_launches(std::llround(graph_launches_));
     std::vector<KernelPrediction> all;
     for (const auto& [name, kernel] : kernels_) all.push_back(kernel);
-    std::stable_sort(all.begin(), all.end(),
-                     [](const auto& a, const auto& b) { return a.seconds() > b.seconds(); });
-    if (all.size() > kMaxNamed) all.resize(kMaxNamed);
-    return all;
+    absl::c_stable_sort(all,
+                        [](const auto& a, const auto& b) { return a.seconds() > b.seconds(); });
+    all.resize(std::min(kMaxNamed, all.size()));
+    prediction.mutable_kernels()->Assign(all.begin(), all.end());
   }
 
  private:
@@ -167,7 +154,7 @@ class Ledger {
       kernel.set_bound(bound);
     }
     kernel.set_seconds(kernel.seconds() + seconds);
-    kernel.set_launches(kernel.launches() + static_cast<int64_t>(std::llround(launches)));
+    kernel.set_launches(kernel.launches() + std::llround(launches));
   }
 
   const DeviceModel& device_;
@@ -200,10 +187,8 @@ KernelTime TimeOf(const KernelWork& kernel, const DeviceModel& device, DataType 
   const double memory = kernel.bytes / (device.memory_bytes_per_second() * device.memory_share());
   const double start = kernel.launches * device.kernel_seconds();
   const double work = std::max(arithmetic, memory);
-  const Bound bound = start > work           ? Bound::kStart
-                      : arithmetic >= memory ? Bound::kArithmetic
-                                             : Bound::kMemory;
-  return {.seconds = work + start, .bound = bound};
+  const char* const of_work = arithmetic >= memory ? "arithmetic" : "memory";
+  return {.seconds = work + start, .bound = start > work ? "start" : of_work};
 }
 
 std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds,
@@ -233,9 +218,9 @@ Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec&
                         static_cast<double>(microbatch.max_target_tokens());
   prediction.set_tokens_per_second(tokens * plan.global_microbatches() / plan.step_seconds());
   if (!KnowsWork(inventory, speeds)) return prediction;
-  const auto slowest = std::max_element(
-      plan.stages().begin(), plan.stages().begin() + plan.pipeline_parallel_size(),
-      [](const StagePlan& a, const StagePlan& b) { return a.busy_seconds() < b.busy_seconds(); });
+  const auto first = plan.stages().begin();
+  const auto slowest = std::ranges::max_element(first, first + plan.pipeline_parallel_size(), {},
+                                                &StagePlan::busy_seconds);
   const int microbatches =
       MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), 0).Count();
   Ledger ledger(speeds, operands);
@@ -243,9 +228,7 @@ Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec&
     if (chunk.rank() == slowest->rank()) AddChunk(chunk, inventory, microbatches, ledger);
   }
   prediction.set_rank(slowest->rank());
-  prediction.set_launches(static_cast<int64_t>(std::llround(ledger.launches())));
-  prediction.set_graph_launches(static_cast<int64_t>(std::llround(ledger.graph_launches())));
-  for (KernelPrediction& kernel : ledger.Most()) *prediction.add_kernels() = std::move(kernel);
+  ledger.WriteTo(prediction);
   return prediction;
 }
 

@@ -14,12 +14,9 @@
 
 namespace deepnet {
 
-// The part of a kernel that decides its seconds.
-enum class Bound { kArithmetic, kMemory, kStart };
-
 struct KernelTime {
-  double seconds = 0;  // of all launches
-  Bound bound = Bound::kStart;
+  double seconds = 0;           // of all launches
+  const char* bound = "start";  // what decides them, as KernelPrediction says it
 };
 
 // `operands`: the type of products' operands.

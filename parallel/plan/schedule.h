@@ -2,16 +2,24 @@
 //
 // A schedule says, for every rank, which action it takes after which. It knows nothing of tensors,
 // devices or time: a simulator gives it costs, the executor gives it effects, the planner compares
-// several. Everything here is a value: comparable, printable (schedule_text.h), safe to copy
-// between threads.
+// several. Everything here is a value: comparable, printable, safe to copy between threads.
 //
-// Example, three microbatches on one rank as ToText prints them:
-//   rank 0: 0F0 0B0 0F1 0B1 0F2 0B2
+// As text that a person can read, write and compare it has one line a rank, in order:
+//
+//   rank 0: 0F0 0F1 0B0 0B1
+//   rank 1: 1F0 1B0 1F1 1B1
+//
+// An action is <chunk><op><microbatch>, op one of F B I W SF RF SB RB (Op). Empty lines and what
+// follows a '#' are ignored.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 #include "parallel/plan/partition.h"
 
@@ -51,8 +59,6 @@ struct PipelineShape {
   int num_microbatches = 1;  // > 0, per optimizer step and replica
   int virtual_pipeline_size =
       1;  // > 0; the model is cut into num_ranks * virtual_pipeline_size chunks
-
-  friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
 
 // actions[r] is what rank r does, in order. Ranks run freely otherwise: an action waits for the
@@ -107,5 +113,12 @@ class ScheduleProgress {
 
 // The other end of a transfer: 3SF12 <-> 4RF12, 4SB12 <-> 3RB12.
 Action OtherEnd(const Action& transfer);
+
+std::string ToText(const Action& action);
+std::string ToText(const Schedule& schedule);  // every line ends in '\n'
+
+// Inverse of ToText: ParseSchedule(ToText(s)) == s. Fails with InvalidArgument that names the line
+// and the word. Says nothing of whether the schedule can run: CheckSchedule does.
+absl::StatusOr<Schedule> ParseSchedule(std::string_view text);
 
 }  // namespace deepnet

@@ -4,7 +4,6 @@
 #include <array>
 #include <cctype>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -41,10 +40,10 @@ const Paint& PaintOf(Op op) {
 // The lap of each of a rank's chunks: 0 for its first along the model.
 using Laps = std::map<int, int>;
 Laps LapsOf(const std::vector<TimedAction>& actions) {
-  std::set<int> chunks;
-  for (const TimedAction& timed : actions) chunks.insert(timed.action.chunk);
   Laps laps;
-  for (const int chunk : chunks) laps.emplace(chunk, static_cast<int>(laps.size()));
+  for (const TimedAction& timed : actions) laps[timed.action.chunk] = 0;
+  int next = 0;
+  for (auto& [chunk, lap] : laps) lap = next++;
   return laps;
 }
 

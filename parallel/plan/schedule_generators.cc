@@ -7,9 +7,7 @@
 #include <limits>
 #include <optional>
 #include <queue>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -141,65 +139,6 @@ Schedule FasterThan(Schedule best, const PipelineShape& shape, int max_alive,
   }
   return best;
 }
-
-}  // namespace
-
-std::span<const ScheduleKind> ScheduleKinds() { return kKinds; }
-
-const ScheduleKind* FindScheduleKind(std::string_view name) {
-  if (name == kOldSingleStage) name = kSingleStage;
-  const auto found = std::find_if(kKinds.begin(), kKinds.end(),
-                                  [&](const ScheduleKind& kind) { return kind.name == name; });
-  return found == kKinds.end() ? nullptr : &*found;
-}
-
-std::string UnknownSchedule(std::string_view name) {
-  return absl::StrCat("parallel.schedule: \"", std::string(name), "\" is unknown; known: ",
-                      absl::StrJoin(kKinds, ", ", [](std::string* out, const ScheduleKind& kind) {
-                        absl::StrAppend(out, std::string(kind.name));
-                      }));
-}
-
-absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape) {
-  const ScheduleKind* kind = FindScheduleKind(name);
-  if (kind == nullptr) return absl::InvalidArgumentError(UnknownSchedule(name));
-  const int ranks = shape.num_ranks, chunks = shape.virtual_pipeline_size;
-  if (ranks < 1 || shape.num_microbatches < 1 || chunks < 1) {
-    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
-  }
-  if (kind->name == kSingleStage && ranks != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel.schedule: \"single_stage\" is for one stage, not ", ranks));
-  }
-  if (chunks < kind->min_virtual_pipeline_size || chunks > kind->max_virtual_pipeline_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
-                     kind->min_virtual_pipeline_size, ", not ", chunks));
-  }
-  return kind->v_shaped ? MakeV(ranks, chunks) : MakeLooped(ranks, chunks);
-}
-
-std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape) {
-  const ScheduleKind& kind = *FindScheduleKind(name);
-  std::vector<int> claims;
-  for (int rank = 0; rank < shape.num_ranks; ++rank) {
-    const int all = shape.num_microbatches * shape.virtual_pipeline_size;
-    const int most = kind.splits_backward ? MostAlive(kind, shape) : NumAhead(shape, rank) + 1;
-    claims.push_back(kind.name == "gpipe" ? all : std::min(most, all));
-  }
-  return claims;
-}
-
-absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
-                                           std::span<const ChunkCost> costs) {
-  ASSIGN_OR_RETURN(const Placement placement, MakeNamedPlacement(name, shape));
-  const ScheduleKind& kind = *FindScheduleKind(name);
-  Schedule fixed = kind.v_shaped ? MakeZeroBubbleV(shape) : MakeVisiting(kind, shape);
-  if (costs.empty() || !kind.splits_backward) return fixed;
-  return FasterThan(std::move(fixed), shape, MostAlive(kind, shape), placement, costs);
-}
-
-namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -338,6 +277,61 @@ class Greedy {
 };
 
 }  // namespace
+
+std::span<const ScheduleKind> ScheduleKinds() { return kKinds; }
+
+const ScheduleKind* FindScheduleKind(std::string_view name) {
+  if (name == kOldSingleStage) name = kSingleStage;
+  const auto found = std::find_if(kKinds.begin(), kKinds.end(),
+                                  [&](const ScheduleKind& kind) { return kind.name == name; });
+  return found == kKinds.end() ? nullptr : &*found;
+}
+
+std::string UnknownSchedule(std::string_view name) {
+  return absl::StrCat("parallel.schedule: \"", std::string(name), "\" is unknown; known: ",
+                      absl::StrJoin(kKinds, ", ", [](std::string* out, const ScheduleKind& kind) {
+                        absl::StrAppend(out, std::string(kind.name));
+                      }));
+}
+
+absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape) {
+  const ScheduleKind* kind = FindScheduleKind(name);
+  if (kind == nullptr) return absl::InvalidArgumentError(UnknownSchedule(name));
+  const int ranks = shape.num_ranks, chunks = shape.virtual_pipeline_size;
+  if (ranks < 1 || shape.num_microbatches < 1 || chunks < 1) {
+    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
+  }
+  if (kind->name == kSingleStage && ranks != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel.schedule: \"single_stage\" is for one stage, not ", ranks));
+  }
+  if (chunks < kind->min_virtual_pipeline_size || chunks > kind->max_virtual_pipeline_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
+                     kind->min_virtual_pipeline_size, ", not ", chunks));
+  }
+  return kind->v_shaped ? MakeV(ranks, chunks) : MakeLooped(ranks, chunks);
+}
+
+std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape) {
+  const ScheduleKind& kind = *FindScheduleKind(name);
+  std::vector<int> claims;
+  for (int rank = 0; rank < shape.num_ranks; ++rank) {
+    const int all = shape.num_microbatches * shape.virtual_pipeline_size;
+    const int most = kind.splits_backward ? MostAlive(kind, shape) : NumAhead(shape, rank) + 1;
+    claims.push_back(kind.name == "gpipe" ? all : std::min(most, all));
+  }
+  return claims;
+}
+
+absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
+                                           std::span<const ChunkCost> costs) {
+  ASSIGN_OR_RETURN(const Placement placement, MakeNamedPlacement(name, shape));
+  const ScheduleKind& kind = *FindScheduleKind(name);
+  Schedule fixed = kind.v_shaped ? MakeZeroBubbleV(shape) : MakeVisiting(kind, shape);
+  if (costs.empty() || !kind.splits_backward) return fixed;
+  return FasterThan(std::move(fixed), shape, MostAlive(kind, shape), placement, costs);
+}
 
 Schedule MakeGreedy(const Placement& placement, std::span<const ChunkCost> costs,
                     const GreedyOptions& options) {

@@ -157,8 +157,7 @@ std::vector<Extent> ListExtents(const ShardLayout& layout) {
                          .first_in_chain = piece.of.first_in_chain});
     }
   }
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return a.weight < b.weight; });
+  std::ranges::sort(extents, {}, &Extent::weight);
   int64_t state = 0;
   for (Extent& extent : extents) {
     extent.state = state;
@@ -188,8 +187,7 @@ std::vector<TiedTensor> ListTied(const Inventory& whole, const ShardLayout& layo
       tensor.shares.push_back({begin, extent.count});
     }
   }
-  std::sort(tied.begin(), tied.end(),
-            [](const TiedTensor& a, const TiedTensor& b) { return a.parameter < b.parameter; });
+  std::ranges::sort(tied, {}, &TiedTensor::parameter);
   return tied;
 }
 

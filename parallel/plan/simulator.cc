@@ -5,7 +5,6 @@
 #include "parallel/plan/simulator.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <utility>
 
@@ -13,7 +12,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 
@@ -30,7 +28,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // One direction of one cut between ranks.
 struct Hop {
   int peer = -1;                     // rank that receives
-  int wire = -1;                     // ordered pair of ranks
+  double* wire_free_at = nullptr;    // of the ordered pair of ranks, one for all its cuts
   double latency = 0, transfer = 0;  // seconds
 };
 
@@ -38,14 +36,14 @@ class Walk {
  public:
   // Without `network` every message arrives the moment it is made.
   Walk(const Schedule& schedule, const Placement& placement, std::span<const ChunkCost> costs,
-       int num_microbatches, const Network* network)
+       const Network* network)
       : schedule_(schedule),
         placement_(placement),
         costs_(costs),
-        num_microbatches_(num_microbatches),
+        num_microbatches_(NumMicrobatches(schedule)),
         forward_hops_(costs.size()),
         backward_hops_(costs.size()),
-        cells_(costs.size() * num_microbatches),
+        cells_(costs.size() * num_microbatches_),
         position_(schedule.actions.size(), 0),
         free_at_(schedule.actions.size(), 0),
         queued_(schedule.actions.size(), true) {
@@ -55,7 +53,6 @@ class Walk {
       forward_hops_[c - 1] = MakeHop(before, after, costs[c].forward_bytes, network);
       backward_hops_[c] = MakeHop(after, before, costs[c].backward_bytes, network);
     }
-    wire_free_at_.assign(wires_.size(), 0);
   }
 
   // Times of all actions go to `timeline` if there is one. Fails if a rank waits for ever.
@@ -93,8 +90,7 @@ class Walk {
   }
 
   Hop MakeHop(int from, int to, double bytes, const Network* network) {
-    Hop hop{.peer = to};
-    hop.wire = wires_.try_emplace({from, to}, static_cast<int>(wires_.size())).first->second;
+    Hop hop{.peer = to, .wire_free_at = &wires_[{from, to}]};
     if (network == nullptr) return hop;
     const Link& link = network->Between(from, to);
     hop.latency = link.latency_seconds;
@@ -153,39 +149,36 @@ class Walk {
       queued_[hop.peer] = true;
       list_.push_back(hop.peer);
     }
-    double& wire_free_at = wire_free_at_[hop.wire];
-    wire_free_at = std::max(end, wire_free_at) + hop.transfer;
-    return wire_free_at + hop.latency;
+    *hop.wire_free_at = std::max(end, *hop.wire_free_at) + hop.transfer;
+    return *hop.wire_free_at + hop.latency;
   }
 
   const Schedule& schedule_;
   const Placement& placement_;
   const std::span<const ChunkCost> costs_;
   const int num_microbatches_;
-  std::map<std::pair<int, int>, int> wires_;
+  std::map<std::pair<int, int>, double> wires_;    // when they are free, from one rank to another
   std::vector<Hop> forward_hops_, backward_hops_;  // [chunk] from it to the next, to the one before
   std::vector<Cell> cells_;                        // [chunk][microbatch]
-  std::vector<double> wire_free_at_;
-  std::vector<size_t> position_;  // [rank]
-  std::vector<double> free_at_;   // [rank]
-  std::vector<char> queued_;      // [rank]
-  std::vector<int> list_;         // ranks that may be able to move
+  std::vector<size_t> position_;                   // [rank]
+  std::vector<double> free_at_;                    // [rank]
+  std::vector<char> queued_;                       // [rank]
+  std::vector<int> list_;                          // ranks that may be able to move
 };
 
-// Checks what the walk takes for granted; the number of microbatches.
-absl::StatusOr<int> CountMicrobatches(const Schedule& schedule, const Placement& placement) {
-  int num_microbatches = 0;
-  for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+// Checks what the walk takes for granted.
+absl::Status CheckPlaces(const Schedule& schedule, const Placement& placement) {
+  for (int rank = 0; rank < std::ssize(schedule.actions); ++rank) {
     for (const Action& action : schedule.actions[rank]) {
-      if (action.microbatch < 0 || action.chunk < 0 || action.chunk >= placement.NumChunks() ||
-          placement.rank_of_chunk[action.chunk] != static_cast<int>(rank)) {
-        return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
-                                                       ToText(action), ": not of this placement"));
+      if (action.microbatch >= 0 && action.chunk >= 0 && action.chunk < placement.NumChunks() &&
+          placement.rank_of_chunk[action.chunk] == rank) {
+        continue;
       }
-      num_microbatches = std::max(num_microbatches, action.microbatch + 1);
+      return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
+                                                     ToText(action), ": not of this placement"));
     }
   }
-  return num_microbatches;
+  return absl::OkStatus();
 }
 
 void AddUp(Simulation& simulation) {
@@ -208,17 +201,17 @@ absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& p
     return absl::InvalidArgumentError(absl::StrCat(
         "schedule: ", schedule.actions.size(), " ranks listed, expected ", placement.NumRanks()));
   }
-  ASSIGN_OR_RETURN(const int num_microbatches, CountMicrobatches(schedule, placement));
+  RETURN_IF_ERROR(CheckPlaces(schedule, placement));
   Simulation simulation;
   simulation.timeline.resize(schedule.actions.size());
   for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     simulation.timeline[rank].reserve(schedule.actions[rank].size());
   }
-  Walk walk(schedule, placement, costs, num_microbatches, &network);
+  Walk walk(schedule, placement, costs, &network);
   RETURN_IF_ERROR(walk.Run(&simulation.timeline));
   simulation.makespan = walk.Makespan();
   AddUp(simulation);
-  Walk without_communication(schedule, placement, costs, num_microbatches, nullptr);
+  Walk without_communication(schedule, placement, costs, nullptr);
   RETURN_IF_ERROR(without_communication.Run(nullptr));
   if (simulation.makespan > 0) {
     simulation.exposed_communication = 1 - without_communication.Makespan() / simulation.makespan;

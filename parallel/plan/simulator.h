@@ -22,8 +22,6 @@ struct ChunkCost {
   double forward = 0;          // seconds of F
   double backward_input = 0;   // seconds of I
   double backward_weight = 0;  // seconds of W; B takes backward_input + backward_weight
-  double kept_bytes = 0;       // activations from the start of F to the end of B or I
-  double pending_bytes = 0;    // what stays from the end of I to the end of W
   double forward_bytes = 0;    // message over the cut before this chunk, if ranks differ there
   double backward_bytes = 0;   // message back over the same cut
 

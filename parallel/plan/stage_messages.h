@@ -17,8 +17,6 @@ namespace deepnet {
 struct StageMessages {
   std::vector<BoundaryTensor> forward;   // values, in the order of Layer::inputs
   std::vector<BoundaryTensor> backward;  // their gradients, float32, in the order of Layer::inputs
-
-  friend bool operator==(const StageMessages&, const StageMessages&) = default;
 };
 
 // Returns, in element c, the messages over the cut before chunk c, whose last layer is

@@ -26,14 +26,14 @@ LIMITS = {
 PARAMETERS = 6  # so many and more are a struct, but for those of TOTALS
 EXCEPTIONS = {
     ("files of a folder", "parallel/base"): 37,
-    ("files of a folder", "parallel/plan"): 41,
+    ("files of a folder", "parallel/plan"): 39,
     ("files of a folder", "trainer/kernels/cuda"): 44,
     ("files of a folder", "trainer/kernels/native"): 47,
     ("files of a folder", "trainer/model"): 40,
     ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 750,
     ("lines of a .cc file", "parallel/comm/sockets.cc"): 670,
     ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 740,
-    ("lines of a .cc file", "parallel/plan/memory.cc"): 550,
+    ("lines of a .cc file", "parallel/plan/memory.cc"): 510,
     ("lines of a .cc file", "trainer/bench/bench.cc"): 710,
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 640,
     ("lines of a .cc file", "trainer/model/describe.cc"): 520,

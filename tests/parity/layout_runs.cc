@@ -13,7 +13,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/planner.h"
-#include "parallel/plan/schedule_text.h"
+#include "parallel/plan/schedule.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"

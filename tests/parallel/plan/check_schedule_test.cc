@@ -11,8 +11,8 @@
 #include "gtest/gtest.h"
 
 #include "parallel/plan/message_order.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 #include "parallel/plan/simulator.h"
 
 namespace deepnet {

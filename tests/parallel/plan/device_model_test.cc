@@ -57,15 +57,15 @@ TEST(DeviceModel, OfAUserMustBeWhole) {
 }
 
 TEST(DeviceModel, IsKnownByWhatCudaCallsTheGpu) {
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 80GB HBM3"), "H100");
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H100 PCIe"), "H100-PCIe");
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA H200"), "H200");
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA B200"), "B200");
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-40GB"), "A100-40GB");
-  EXPECT_EQ(DeviceModelOfGpu("NVIDIA A100-SXM4-80GB"), "A100");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA H100 80GB HBM3"), "H100");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA H100 PCIe"), "H100-PCIe");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA H200"), "H200");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA B200"), "B200");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA A100-SXM4-40GB"), "A100-40GB");
+  EXPECT_EQ(DeviceModelOf("", "NVIDIA A100-SXM4-80GB"), "A100");
   for (const char* other : {"Tesla V100-SXM2-16GB", "NVIDIA H100 NVL", "NVIDIA GH200 480GB",
                             "NVIDIA GB200", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}) {
-    EXPECT_EQ(DeviceModelOfGpu(other), "");
+    EXPECT_EQ(DeviceModelOf("", other), "");
   }
 }
 

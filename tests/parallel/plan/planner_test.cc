@@ -16,8 +16,8 @@
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner_text.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 #include "tests/parallel/plan/planner_toy.h"
 
 namespace deepnet {

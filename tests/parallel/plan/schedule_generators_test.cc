@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "parallel/plan/check_schedule.h"
-#include "parallel/plan/schedule_text.h"
+#include "parallel/plan/schedule.h"
 
 namespace deepnet {
 namespace {

@@ -14,8 +14,8 @@
 #include "gtest/gtest.h"
 
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/schedule.h"
 #include "parallel/plan/schedule_generators.h"
-#include "parallel/plan/schedule_text.h"
 
 namespace deepnet {
 namespace {
@@ -23,34 +23,6 @@ namespace {
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// Returns the bytes that `action` adds to the rank's activations: while it runs, and after it.
-std::pair<double, double> BytesAdded(const Action& action, const ChunkCost& cost) {
-  switch (action.op) {
-    case Op::kForward:
-      return {cost.kept_bytes, cost.kept_bytes};
-    case Op::kBackward:
-      return {0, -cost.kept_bytes};
-    case Op::kBackwardInput:
-      return {std::max(0.0, cost.pending_bytes - cost.kept_bytes),
-              cost.pending_bytes - cost.kept_bytes};
-    case Op::kBackwardWeight:
-      return {0, -cost.pending_bytes};
-    default:
-      return {0, 0};
-  }
-}
-
-// Most bytes of activations that a rank holds.
-double PeakBytes(const std::vector<TimedAction>& actions, const std::vector<ChunkCost>& costs) {
-  double bytes = 0, peak = 0;
-  for (const TimedAction& timed : actions) {
-    const auto [during, after] = BytesAdded(timed.action, costs[timed.action.chunk]);
-    peak = std::max(peak, bytes + during);
-    bytes += after;
-  }
-  return peak;
-}
 
 // Runs a schedule tick by tick: the slow, obvious twin. A rank that is free looks at its next
 // action and begins it if its inputs have arrived; messages of a pair of ranks queue up.
@@ -77,7 +49,8 @@ class TickingRanks {
     return true;
   }
   int makespan() const { return makespan_; }
-  double PeakBytes(int rank) const { return ranks_[rank].peak; }
+  // When the actions of `rank` ended.
+  const std::vector<double>& Ends(int rank) const { return ranks_[rank].ended; }
 
  private:
   static constexpr int kLongest = 200;
@@ -85,7 +58,7 @@ class TickingRanks {
     size_t position = 0;
     bool running = false;
     int ends = 0;
-    double bytes = 0, peak = 0;
+    std::vector<double> ended;
   };
 
   bool Finished() const {
@@ -135,18 +108,13 @@ class TickingRanks {
     if (!Ready(action)) return false;
     rank.running = true;
     rank.ends = now_ + Duration(action);
-    if (action.op == Op::kForward) Hold(rank, costs_[action.chunk].kept_bytes);
     return true;
-  }
-
-  static void Hold(Rank& rank, double bytes) {
-    rank.bytes += bytes;
-    rank.peak = std::max(rank.peak, rank.bytes);
   }
 
   void Finish(int r, const Action& a) {
     const ChunkCost& cost = costs_[a.chunk];
     makespan_ = now_;
+    ranks_[r].ended.push_back(now_);
     const std::string cell = absl::StrCat(a.chunk, "/", a.microbatch);
     if (a.op == Op::kForward) {
       arrives_["own output" + cell] = now_;
@@ -157,9 +125,6 @@ class TickingRanks {
       arrives_["own gradient" + cell] = now_;
       if (a.chunk > 0) Send("gradient" + cell, r, a.chunk, a.chunk - 1, cost.backward_bytes);
     }
-    if (a.op == Op::kBackward) Hold(ranks_[r], -cost.kept_bytes);
-    if (a.op == Op::kBackwardInput) Hold(ranks_[r], cost.pending_bytes - cost.kept_bytes);
-    if (a.op == Op::kBackwardWeight) Hold(ranks_[r], -cost.pending_bytes);
   }
 
   // One byte a tick.
@@ -192,8 +157,6 @@ std::vector<ChunkCost> RandomCosts(int num_chunks, std::mt19937& random) {
     costs.push_back({.forward = roll(4),
                      .backward_input = roll(4),
                      .backward_weight = roll(4),
-                     .kept_bytes = 1 + roll(5),
-                     .pending_bytes = roll(6),
                      .forward_bytes = roll(3),
                      .backward_bytes = roll(3)});
   }
@@ -214,7 +177,9 @@ void ExpectAgreement(const Schedule& schedule, const Placement& placement,
   ASSERT_TRUE(slow.Run());
   ASSERT_EQ(fast->makespan, slow.makespan()) << ToText(schedule);
   for (int rank = 0; rank < placement.NumRanks(); ++rank) {
-    ASSERT_EQ(PeakBytes(fast->timeline[rank], costs), slow.PeakBytes(rank)) << ToText(schedule);
+    std::vector<double> ends;
+    for (const TimedAction& timed : fast->timeline[rank]) ends.push_back(timed.end);
+    ASSERT_EQ(ends, slow.Ends(rank)) << ToText(schedule);
   }
 }
 
@@ -295,19 +260,6 @@ TEST(Simulator, ImpliesTheTransfersThatAListMayHave) {
       *Simulate(*WithTransfers(compute, placement), placement, costs, OneBytePerTick(1));
   EXPECT_EQ(with.makespan, plain.makespan);
   EXPECT_EQ(with.timeline[2].size(), plain.timeline[2].size());
-}
-
-TEST(Simulator, HoldsActivationsUntilBOrIAndWhatIsPendingUntilW) {
-  std::vector<ChunkCost> costs(1, kUnit);
-  costs[0].kept_bytes = 10;
-  costs[0].pending_bytes = 4;
-  const auto peak = [&](const std::string& text) {
-    return PeakBytes(Simulate(*ParseSchedule(text), MakeLooped(1, 1), costs)->timeline[0], costs);
-  };
-  EXPECT_EQ(peak("rank 0: 0F0 0B0 0F1 0B1"), 10);
-  EXPECT_EQ(peak("rank 0: 0F0 0F1 0B0 0B1"), 20);
-  EXPECT_EQ(peak("rank 0: 0F0 0I0 0F1 0I1 0W0 0W1"), 14);
-  EXPECT_EQ(peak("rank 0: 0F0 0I0 0W0 0F1 0I1 0W1"), 10);
 }
 
 TEST(Simulator, NamesTheStuckAction) {

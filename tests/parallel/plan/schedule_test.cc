@@ -1,4 +1,4 @@
-#include "parallel/plan/schedule_text.h"
+#include "parallel/plan/schedule.h"
 
 #include <string>
 
