@@ -21,13 +21,20 @@
 namespace deepnet {
 namespace {
 
+std::string BoundsComplaint(const Bounds& bounds, int64_t value) {
+  if (value >= bounds.least && value <= bounds.most) return "";
+  if (bounds.most == Bounds().most) return absl::StrCat("must be at least ", bounds.least);
+  return absl::StrCat("must be from ", bounds.least, " to ", bounds.most);
+}
+
 // Returns what is wrong with `word` as a value of `flag`; empty: nothing.
 std::string Complaint(const Flag& flag, const std::string& word) {
   int64_t integer = 0;
   double number = 0.0;
   switch (flag.kind) {
     case FlagKind::kInteger:
-      return absl::SimpleAtoi(word, &integer) ? "" : "a whole number is needed";
+      if (!absl::SimpleAtoi(word, &integer)) return "a whole number is needed";
+      return BoundsComplaint(flag.bounds, integer);
     case FlagKind::kNumber:
       return absl::SimpleAtod(word, &number) && std::isfinite(number) ? "" : "a number is needed";
     case FlagKind::kSwitch:
@@ -62,9 +69,9 @@ Flag TextFlag(const std::string& name, const std::string& value, const std::stri
   return {name, FlagKind::kText, value, default_value, help};
 }
 
-Flag IntegerFlag(const std::string& name, const std::string& help,
-                 const std::string& default_value) {
-  return {name, FlagKind::kInteger, "N", default_value, help};
+Flag IntegerFlag(const std::string& name, const std::string& help, const std::string& default_value,
+                 Bounds bounds) {
+  return {name, FlagKind::kInteger, "N", default_value, help, {}, bounds};
 }
 
 Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
@@ -84,6 +91,11 @@ Flag ChoiceFlag(const std::string& name, const std::string& value,
 
 Flag ListFlag(const std::string& name, const std::string& value, const std::string& help) {
   return {name, FlagKind::kList, value, "", help};
+}
+
+Flag Required(Flag flag) {
+  flag.required = true;
+  return flag;
 }
 
 absl::Status BadConfig(const std::vector<std::string>& mistakes) {
@@ -165,17 +177,23 @@ absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
     } else if (sides.size() == 1) {
       word = words[++i];
     }
+    ParsedFlags::Value& value = result.values_[flag->name];
+    value.given = true;
     if (const std::string complaint = Complaint(*flag, word); !complaint.empty()) {
       mistakes.push_back(absl::StrCat("--", flag->name, ": ", word, ": ", complaint));
       continue;
     }
-    ParsedFlags::Value& value = result.values_[flag->name];
-    value.given = true;
     if (flag->kind != FlagKind::kList) value.words.clear();
     value.words.push_back(std::move(word));
   }
   for (size_t i = std::max(0, max_positional); i < result.positional_.size(); ++i) {
     mistakes.push_back(absl::StrCat(result.positional_[i], ": unexpected word"));
+  }
+  for (const Flag& flag : table) {
+    const ParsedFlags::Value& value = result.values_[flag.name];
+    if (flag.required && (!value.given || std::ranges::count(value.words, ""))) {
+      mistakes.push_back(absl::StrCat("--", flag.name, ": required"));
+    }
   }
   RETURN_IF_ERROR(BadConfig(mistakes));
   return result;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -29,6 +30,12 @@ enum class FlagKind {
   kList,     // --name VALUE, as often as needed; every value counts, in order
 };
 
+// The whole numbers that a flag takes, from `least` to `most`.
+struct Bounds {
+  int64_t least = std::numeric_limits<int64_t>::min();
+  int64_t most = std::numeric_limits<int64_t>::max();
+};
+
 struct Flag {
   std::string name;                       // without the dashes
   FlagKind kind = FlagKind::kText;        // how it is written
@@ -36,13 +43,15 @@ struct Flag {
   std::string default_value = {};         // as it would be typed; an empty one is not shown
   std::string help = {};                  // one or more sentences; wrapped by FlagHelp
   std::vector<std::string> allowed = {};  // of kText and kList: the only values; empty: any
+  Bounds bounds = {};                     // of kInteger
+  bool required = false;                  // must be given, and no value of it may be empty
 };
 
-// Return the flags of a table; `value` and `help` as in Flag.
+// Return the flags of a table; `value`, `help` and `bounds` as in Flag.
 Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
               const std::string& default_value = "");
 Flag IntegerFlag(const std::string& name, const std::string& help,
-                 const std::string& default_value = "");
+                 const std::string& default_value = "", Bounds bounds = {});
 Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
                 const std::string& default_value = "");
 Flag SwitchFlag(const std::string& name, const std::string& help);
@@ -50,6 +59,7 @@ Flag ChoiceFlag(const std::string& name, const std::string& value,
                 const std::vector<std::string>& allowed, const std::string& help,
                 const std::string& default_value = "");
 Flag ListFlag(const std::string& name, const std::string& value, const std::string& help);
+Flag Required(Flag flag);
 
 // Returns OK where there are no `mistakes`, else INVALID_ARGUMENT with ExitCode::kBadConfig and all
 // of them, a line each.
@@ -60,7 +70,8 @@ absl::Status BadFlag(const std::string& mistake);
 // invariant.
 class ParsedFlags {
  public:
-  bool Given(std::string_view name) const;  // typed by the user
+  bool Has(std::string_view name) const { return values_.contains(name); }  // in the table
+  bool Given(std::string_view name) const;                                  // typed by the user
   const std::string& Text(std::string_view name) const;
   int64_t Integer(std::string_view name) const;
   double Number(std::string_view name) const;
@@ -86,7 +97,7 @@ class ParsedFlags {
 
 // Reads `words`. A word without dashes is positional, and so is every word after "--" and a single
 // "-". BadConfig lists every mistake: unknown flags with the nearest name, missing and malformed
-// values, more than `max_positional` words.
+// values, required flags that are missing, more than `max_positional` words.
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional);
 

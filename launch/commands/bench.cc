@@ -17,26 +17,6 @@
 namespace deepnet {
 namespace {
 
-// Every number of the command line, whatever is measured.
-absl::Status CheckNumbers(const ParsedFlags& flags) {
-  struct Range {
-    const char* flag;
-    int64_t least, most;
-  };
-  std::vector<std::string> mistakes;
-  for (const Range& r :
-       {Range{"steps", 1, 1000000}, Range{"sentences", 1, 1000000}, Range{"beam", 1, 1000},
-        Range{"threads", 0, 1024}, Range{"segment", 1, 100000}, Range{"layers", 0, 10000},
-        Range{"width", 0, 65536}, Range{"tokens", 0, 1000000}, Range{"microbatches", 1, 100000},
-        Range{"repeats", 1, 1000000}, Range{"batch-tokens", 0, 1000000}}) {
-    const int64_t value = flags.Integer(r.flag);
-    if (value >= r.least && value <= r.most) continue;
-    mistakes.push_back(
-        absl::StrCat("--", r.flag, ": ", value, ": must be from ", r.least, " to ", r.most));
-  }
-  return BadConfig(mistakes);
-}
-
 ComputeSpec ComputeOf(const CommandLine& line) {
   ComputeSpec compute;
   compute.set_threads_per_rank(static_cast<int>(line.flags.Integer("threads")));
@@ -196,7 +176,6 @@ absl::Status RunBench(const CommandLine& line) {
   if (what != "step" && what != "decode" && what != "kernels" && what != "products") {
     return BadFlag("bench: say what to measure: step, decode, kernels or products");
   }
-  RETURN_IF_ERROR(CheckNumbers(line.flags));
   const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
   const BenchOptions options = {
       .shape = what == "decode" ? "A" : line.flags.Text("shape"),
@@ -211,36 +190,32 @@ absl::Status RunBench(const CommandLine& line) {
       .sentences = integer("sentences"),
       .beam_size = integer("beam"),
       .batch_tokens = integer("batch-tokens")};
-  const bool json = line.flags.Switch("json");
-  if (what == "kernels") {
-    ASSIGN_OR_RETURN(const KernelsRecord record, BenchKernels(options));
-    line.out << (json ? ToJson(record) + "\n" : KernelsText(record));
+  const auto print = [&](const auto& record, const auto& to_text) {
+    RETURN_IF_ERROR(record.status());
+    line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : to_text(*record));
     return absl::OkStatus();
-  }
-  if (what == "products") {
-    ASSIGN_OR_RETURN(const ProductsRecord record, BenchProducts(options));
-    line.out << (json ? ToJson(record) + "\n" : ProductsText(record));
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const BenchRecord record,
-                   what == "step" ? BenchStep(options) : BenchDecode(options));
-  line.out << (json ? ToJson(record) + "\n" : Table(record, what == "step"));
-  return absl::OkStatus();
+  };
+  if (what == "kernels") return print(BenchKernels(options), KernelsText);
+  if (what == "products") return print(BenchProducts(options), ProductsText);
+  const bool is_step = what == "step";
+  return print(is_step ? BenchStep(options) : BenchDecode(options),
+               [&](const BenchRecord& record) { return Table(record, is_step); });
 }
 
 std::vector<Flag> BenchFlags() {
   return {
       ChoiceFlag("shape", "SHAPE", {"A", "B", "C", "D", "paper", "paper-100"},
                  "Model that `step` and `kernels` train, and whose products are timed.", "A"),
-      IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.", "0"),
+      IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.", "0",
+                  {0, 10000}),
       IntegerFlag("width",
                   "Width in place of the shape's; inner width and heads change with it; 0: "
                   "the shape's.",
-                  "0"),
+                  "0", {0, 65536}),
       IntegerFlag("tokens",
                   "Tokens of each side of a microbatch in place of the shape's; 0: the "
                   "shape's.",
-                  "0"),
+                  "0", {0, 1000000}),
       ChoiceFlag("residual", "SCHEME", {"DEEPNORM", "POST_LN", "PRE_LN", "NORMFORMER", "SUB_LN"},
                  "Scheme of the shape's sub-layers, as model.residual.", "DEEPNORM"),
       ChoiceFlag("device", "DEVICE", {"cpu", "cuda", "auto"},
@@ -248,22 +223,26 @@ std::vector<Flag> BenchFlags() {
       TextFlag("device-model", "NAME",
                "GPU that MFU and predictions are of, as cluster.device_model, but no file; "
                "default: the one that CUDA names, where plans know it."),
-      IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8"),
-      IntegerFlag("microbatches", "Microbatches of such a step.", "1"),
+      IntegerFlag("steps", "Steps that `step` and `kernels` time.", "8", {1, 1000000}),
+      IntegerFlag("microbatches", "Microbatches of such a step.", "1", {1, 100000}),
       ChoiceFlag("attention", "KERNEL", {"AUTO", "OWN", "FLASH"},
                  "Kernels of attention on a GPU, as compute.attention.", "AUTO"),
       SwitchFlag("graphs", "On a GPU: CUDA graphs, as compute.cuda_graphs."),
-      IntegerFlag("repeats", "Repeats of each way that `products` compares the bits of.", "50"),
+      IntegerFlag("repeats", "Repeats of each way that `products` compares the bits of.", "50",
+                  {1, 1000000}),
       ChoiceFlag("recompute", "LEVEL", {"NONE", "SELECTIVE_FFN", "SELECTIVE_GEMM", "FULL"},
                  "What the layers of `step` recompute, as parallel.recompute.", "NONE"),
-      IntegerFlag("segment", "With --recompute FULL: layers between two kept inputs.", "1"),
-      IntegerFlag("sentences", "Sentences that `decode` searches, the first of --lengths.", "200"),
-      IntegerFlag("beam", "Hypotheses that `decode` keeps; 1 is greedy.", "5"),
+      IntegerFlag("segment", "With --recompute FULL: layers between two kept inputs.", "1",
+                  {1, 100000}),
+      IntegerFlag("sentences", "Sentences that `decode` searches, the first of --lengths.", "200",
+                  {1, 1000000}),
+      IntegerFlag("beam", "Hypotheses that `decode` keeps; 1 is greedy.", "5", {1, 1000}),
       IntegerFlag("batch-tokens",
-                  "Source tokens that `decode` searches together; 0: as `translate` does.", "0"),
+                  "Source tokens that `decode` searches together; 0: as `translate` does.", "0",
+                  {0, 1000000}),
       ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
                  "Operands of matrix products; default: the faster one here."),
-      IntegerFlag("threads", "Threads; 0: all cores of this process.", "0"),
+      IntegerFlag("threads", "Threads; 0: all cores of this process.", "0", {0, 1024}),
       SwitchFlag("library", "Use LibTorch's operations, the reference, instead of the kernels."),
       TextFlag("lengths", "FILE", "JSON list of [source, target] lengths.",
                "tests/bench/lengths.json"),

@@ -61,65 +61,39 @@ absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& fla
   return BadFlag(absl::StrCat("--", flag, ": ", size.status().message()));
 }
 
-// Reads an integer flag. ExitCode::kBadConfig unless it is from `least` to `most`.
-absl::StatusOr<int64_t> IntegerFrom(const CommandLine& line, const std::string& flag, int64_t least,
-                                    int64_t most) {
-  const int64_t value = line.flags.Integer(flag);
-  if (value >= least && value <= most) return value;
-  if (!line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": required"));
-  return BadFlag(absl::StrCat("--", flag, ": ", value, ": must be from ", least, " to ", most));
-}
-
-// --output: a new or empty folder. ExitCode::kBadConfig if it is not given.
 Flag OutputFlag() {
-  return {
-      .name = "output",
-      .value = "FOLDER",
-      .help = "A new or empty folder, which becomes a run folder with one checkpoint; required."};
+  return Required(
+      TextFlag("output", "FOLDER",
+               "A new or empty folder, which becomes a run folder with one checkpoint; required."));
 }
 
 absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
-  if (line.flags.Text("output").empty()) return BadFlag("--output: required");
   absl::StatusOr<std::string> output = FollowOwnLinks(ResolvePath(line, line.flags.Text("output")));
   if (!output.ok())
     return WithExitCode(WithPrefix("--output", output.status()), ExitCode::kBadConfig);
   return output;
 }
 
-// --no-sync, and the file system that writes accordingly.
 Flag NoSyncFlag() {
   return SwitchFlag("no-sync",
                     "Do not wait for the disk, as cp does not: faster, but a power failure soon "
                     "after may leave a checkpoint that `verify` finds damaged.");
 }
 
-std::unique_ptr<FileSystem> OutputFileSystem(const CommandLine& line) {
-  const bool waits = !line.flags.Switch("no-sync");
-  return MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd);
-}
-
 constexpr int64_t kMaxFiles = 99999;  // five digits in a file's name
 
 // Returns the checkpoint that the first positional word means.
-absl::StatusOr<std::vector<std::string>> ChooseOne(const Tool& tool) {
+absl::StatusOr<std::vector<std::string>> ChooseOne(const CommandLine&, const Tool& tool) {
   ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(*tool.fs, tool.paths[0], tool.options));
   return std::vector<std::string>{std::move(folder)};
 }
 
-absl::StatusOr<std::vector<std::string>> ChooseForReshard(const CommandLine& line,
-                                                          const Tool& tool) {
-  RETURN_IF_ERROR(IntegerFrom(line, "files", 1, kMaxFiles).status());
-  RETURN_IF_ERROR(OutputFolder(line).status());
-  return ChooseOne(tool);
-}
-
 absl::Status Reshard(const CommandLine& line, const Tool& tool,
                      const std::vector<std::string>& folders) {
-  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
-  ASSIGN_OR_RETURN(const std::string written,
-                   ReshardCheckpoint(*fs, folders[0], static_cast<int>(line.flags.Integer("files")),
-                                     output, tool.options));
+  ASSIGN_OR_RETURN(
+      const std::string written,
+      ReshardCheckpoint(*tool.fs, folders[0], static_cast<int>(line.flags.Integer("files")),
+                        tool.output, tool.options));
   line.out << written << "\n";
   return absl::OkStatus();
 }
@@ -134,10 +108,11 @@ Command ReshardCommand() {
               "any other, and is only there once it is complete. Prints its folder.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
-          .flags = {IntegerFlag("files", "How many files of tensors; required."), OutputFlag(),
-                    NoSyncFlag(), MemoryFlag()},
+          .flags = {Required(IntegerFlag("files", "How many files of tensors; required.", "",
+                                         {1, kMaxFiles})),
+                    OutputFlag(), NoSyncFlag(), MemoryFlag()},
           .run = [](const CommandLine& line) {
-            return RunShared(line, {"CHECKPOINT", ChooseForReshard, Reshard});
+            return RunShared(line, {"CHECKPOINT", ChooseOne, Reshard});
           }};
 }
 
@@ -163,10 +138,9 @@ absl::StatusOr<std::vector<std::string>> LastOf(FileSystem& fs, const std::strin
 
 absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& line,
                                                           const Tool& tool) {
-  RETURN_IF_ERROR(OutputFolder(line).status());
   const std::vector<std::string>& paths = tool.paths;
   if (line.flags.Given("last")) {
-    ASSIGN_OR_RETURN(const int64_t last, IntegerFrom(line, "last", 1, kMaxCheckpoints));
+    const int64_t last = line.flags.Integer("last");
     if (paths.size() == 1) return LastOf(*tool.fs, paths[0], last, tool.options);
     return BadFlag("--last: takes one run folder");
   }
@@ -183,10 +157,8 @@ absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& lin
 
 absl::Status Average(const CommandLine& line, const Tool& tool,
                      const std::vector<std::string>& folders) {
-  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
-  const std::unique_ptr<FileSystem> fs = OutputFileSystem(line);
   ASSIGN_OR_RETURN(const std::string written,
-                   AverageCheckpoints(*fs, folders, output, tool.options,
+                   AverageCheckpoints(*tool.fs, folders, tool.output, tool.options,
                                       line.flags.Switch("ema") ? kEmaPrefix : kWeightPrefix));
   line.out << written << "\n";
   return absl::OkStatus();
@@ -206,7 +178,8 @@ Command AverageCommand() {
       .flags = {{.name = "last",
                  .kind = FlagKind::kInteger,
                  .value = "K",
-                 .help = "The latest K checkpoints of a run folder."},
+                 .help = "The latest K checkpoints of a run folder.",
+                 .bounds = {1, kMaxCheckpoints}},
                 SwitchFlag("ema",
                            "Take the averages that training kept (optim.ema_decay) instead of the "
                            "weights; one checkpoint is enough then."),
@@ -221,8 +194,7 @@ Command AverageCommand() {
 absl::StatusOr<std::vector<std::string>> ChooseForExport(const CommandLine& line,
                                                          const Tool& tool) {
   RETURN_IF_ERROR(SizeFlag(line, "max-shard-size").status());
-  RETURN_IF_ERROR(OutputFolder(line).status());
-  return ChooseOne(tool);
+  return ChooseOne(line, tool);
 }
 
 absl::Status Export(const CommandLine& line, const Tool& tool,
@@ -231,11 +203,10 @@ absl::Status Export(const CommandLine& line, const Tool& tool,
   if (line.flags.Text("format") == "marian") options.format = ExportFormat::kMarian;
   if (line.flags.Text("dtype") == "bfloat16") options.layout.type = FloatType::kBfloat16;
   ASSIGN_OR_RETURN(options.layout.max_shard_bytes, SizeFlag(line, "max-shard-size"));
-  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
   ASSIGN_OR_RETURN(const std::vector<std::string> statements,
-                   ExportCheckpoint(*tool.fs, folders[0], output, options));
+                   ExportCheckpoint(*tool.fs, folders[0], tool.output, options));
   for (const std::string& statement : statements) line.err << ShownLines(statement) << "\n";
-  line.out << output << "\n";
+  line.out << tool.output << "\n";
   return absl::OkStatus();
 }
 
@@ -256,8 +227,9 @@ Command ExportCommand() {
       .max_arguments = 1,
       .flags = {ChoiceFlag("format", "FORMAT", {"safetensors", "marian"}, "safetensors or marian.",
                            "safetensors"),
-                TextFlag("output", "FOLDER",
-                         "A new or empty folder; required. It is there once it is complete."),
+                Required(
+                    TextFlag("output", "FOLDER",
+                             "A new or empty folder; required. It is there once it is complete.")),
                 ChoiceFlag("dtype", "TYPE", {"float32", "bfloat16"},
                            "float32, or bfloat16: half the size, rounded.", "float32"),
                 TextFlag("max-shard-size", "SIZE",
@@ -270,10 +242,9 @@ Command ExportCommand() {
 
 absl::Status RunImport(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "FOLDER"));
-  ASSIGN_OR_RETURN(const std::string output, OutputFolder(line));
   const ImportOptions options{.complete = WithDefaults, .tool = tool->options};
   ASSIGN_OR_RETURN(const ImportReport report,
-                   ImportFolder(*tool->fs, tool->paths[0], output, options));
+                   ImportFolder(*tool->fs, tool->paths[0], tool->output, options));
   for (const std::string& note : report.notes) line.err << ShownLines(note) << "\n";
   line.out << report.folder << "\n";
   return absl::OkStatus();
@@ -311,12 +282,8 @@ std::string Text(const PrunePlan& plan, bool dry_run) {
 
 absl::Status RunPrune(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "RUN"));
-  RetentionRule rule;
-  ASSIGN_OR_RETURN(const int64_t keep, IntegerFrom(line, "keep", 1, kMaxKept));
-  rule.keep_latest = static_cast<int>(keep);
-  if (line.flags.Given("keep-every")) {
-    ASSIGN_OR_RETURN(rule.keep_every_steps, IntegerFrom(line, "keep-every", 1, kMaxSteps));
-  }
+  const RetentionRule rule = {.keep_latest = static_cast<int>(line.flags.Integer("keep")),
+                              .keep_every_steps = line.flags.Integer("keep-every")};
   const bool dry_run = line.flags.Switch("dry-run");
   const RunLockOptions lock{
       .note = [&line](const std::string& text) { line.err << ShownLines(text) << "\n"; }};
@@ -342,8 +309,11 @@ Command PruneCommand() {
       .flags = {{.name = "keep",
                  .kind = FlagKind::kInteger,
                  .value = "K",
-                 .help = "How many of the latest stay; required."},
-                IntegerFlag("keep-every", "Checkpoints whose step is a multiple of N stay, too."),
+                 .help = "How many of the latest stay; required.",
+                 .bounds = {1, kMaxKept},
+                 .required = true},
+                IntegerFlag("keep-every", "Checkpoints whose step is a multiple of N stay, too.",
+                            "", {1, kMaxSteps}),
                 SwitchFlag("dry-run", "Only say what would be deleted; needs no lock."),
                 MemoryFlag()},
       .run = RunPrune};
@@ -361,9 +331,14 @@ Flag MemoryFlag() {
 
 absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const std::string& what,
                                                 size_t least) {
+  const bool waits = !line.flags.Has("no-sync") || !line.flags.Switch("no-sync");
   std::unique_ptr<Tool> tool(
-      new Tool{.fs = MakePosixFileSystem(), .log = Logger(BarOptions(line))});
+      new Tool{.fs = MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd),
+               .log = Logger(BarOptions(line))});
   ASSIGN_OR_RETURN(tool->options.memory_bytes, SizeFlag(line, "memory"));
+  if (line.flags.Has("output")) {
+    ASSIGN_OR_RETURN(tool->output, OutputFolder(line));
+  }
   tool->options.progress = Bar(tool->log, line.command.name);
   for (const std::string& word : line.flags.positional()) {
     tool->paths.push_back(CheckpointPath(*tool->fs, ResolvePath(line, word)));
@@ -377,14 +352,9 @@ absl::Status RunShared(const CommandLine& line, const SharedTool& shared) {
   return RunOnRanks(line, [&](const CommandLine&, Communicator& world) -> absl::Status {
     const bool is_first = world.rank() == 0;
     std::ostream nothing(nullptr);
-    const CommandLine own = {line.command,
-                             line.flags,
-                             line.in,
-                             is_first ? line.out : nothing,
-                             is_first ? line.err : nothing,
-                             line.has_cuda,
-                             line.status_of_exception,
-                             line.describe_work};
+    const CommandLine own = {
+        WithStreams(line, is_first ? line.out : nothing, is_first ? line.err : nothing),
+        line.command, line.flags};
     ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, AgreeOn(world, StartTool(own, shared.what)));
     ASSIGN_OR_RETURN(const std::vector<std::string> chosen,
                      AgreeOn(world, shared.choose(own, *tool)));

@@ -20,8 +20,9 @@ namespace deepnet {
 struct Tool {
   ToolOptions options = {};             // --memory, and a bar that shows progress
   std::vector<std::string> paths = {};  // the positional words, without a slash at the end
-  std::unique_ptr<FileSystem> fs;
-  Logger log;  // on a terminal only, so that files and pipes stay clean
+  std::string output = {};              // --output, where the subcommand has it
+  std::unique_ptr<FileSystem> fs;       // with --no-sync one that does not wait for the disk
+  Logger log;                           // on a terminal only, so that files and pipes stay clean
 };
 
 // Reads the command line. ExitCode::kBadConfig for a bad --memory, or if there are fewer than

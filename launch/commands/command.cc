@@ -108,6 +108,11 @@ std::string ResolvePath(const CommandLine& line, const std::string& path) {
   return std::filesystem::path(RootFolder(line)) / path;
 }
 
+Environment WithStreams(const Environment& environment, std::ostream& out, std::ostream& err) {
+  return {environment.in,           out, err, environment.has_cuda, environment.status_of_exception,
+          environment.describe_work};
+}
+
 Flag JsonFlag() { return SwitchFlag("json", "Print JSON instead of a table."); }
 
 std::vector<Flag> AllFlags(const Command& command) {
@@ -230,17 +235,11 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   }
   ShownBuffer buffer(environment.out);
   std::ostream shown(&buffer);
-  const bool json = std::any_of(command.flags.begin(), command.flags.end(), [&](const Flag& flag) {
-    return flag.name == "json" && flags.Switch("json");
-  });
-  const CommandLine line{command,
-                         std::move(flags),
-                         environment.in,
-                         command.prints_data || json ? environment.out : shown,
-                         environment.err,
-                         environment.has_cuda,
-                         environment.status_of_exception,
-                         environment.describe_work};
+  const bool json = flags.Has("json") && flags.Switch("json");
+  const CommandLine line{
+      WithStreams(environment, command.prints_data || json ? environment.out : shown,
+                  environment.err),
+      command, std::move(flags)};
   if (command.spec == SpecUse::kRequired && line.flags.Switch("dump-config")) {
     ASSIGN_OR_RETURN(const RunSpec run,
                      command.load != nullptr ? command.load(line) : LoadConfig(line));
@@ -250,9 +249,15 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   return command.run(line);
 }
 
-// Runs the one that words[0] names; `group`, "" or "checkpoint ", stands before it.
+// Runs the one of `commands` that words[0] names; `group`, "" or "checkpoint ", stands before it.
 absl::Status RunNamed(const std::vector<Command>& commands, const std::string& group,
-                      const std::vector<std::string>& words, const Environment& environment) {
+                      const std::string& help, const std::vector<std::string>& words,
+                      const Environment& environment) {
+  if (words.empty()) return BadFlag("no command given\n" + help);
+  if (AsksForHelp(words[0]) || words[0] == "help") {
+    environment.out << help;
+    return absl::OkStatus();
+  }
   std::vector<std::string> names;
   for (const Command& command : commands) {
     names.push_back(command.name);
@@ -260,28 +265,18 @@ absl::Status RunNamed(const std::vector<Command>& commands, const std::string& g
     const std::string name = group + command.name;
     const std::vector<std::string> rest(words.begin() + 1, words.end());
     if (command.subcommands.empty()) return RunCommand(command, name, rest, environment);
-    if (rest.empty()) return BadFlag("no command given\n" + GroupHelp(command, name));
-    if (!AsksForHelp(rest[0]) && rest[0] != "help") {
-      return RunNamed(command.subcommands, name + " ", rest, environment);
-    }
-    environment.out << GroupHelp(command, name);
-    return absl::OkStatus();
+    return RunNamed(command.subcommands, name + " ", GroupHelp(command, name), rest, environment);
   }
   return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
 }
 
 absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
                       const Environment& environment) {
-  if (words.empty()) return BadFlag("no command given\n" + ProgramHelp(commands));
-  if (AsksForHelp(words[0]) || words[0] == "help") {
-    environment.out << ProgramHelp(commands);
-    return absl::OkStatus();
+  if (words.empty() || words[0] != "--version") {
+    return RunNamed(commands, "", ProgramHelp(commands), words, environment);
   }
-  if (words[0] == "--version") {
-    environment.out << "deepnet " << kVersion << "\n";
-    return absl::OkStatus();
-  }
-  return RunNamed(commands, "", words, environment);
+  environment.out << "deepnet " << kVersion << "\n";
+  return absl::OkStatus();
 }
 
 }  // namespace

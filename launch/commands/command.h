@@ -52,16 +52,24 @@ struct Command {
   std::vector<Command> subcommands = {};
 };
 
-// The arguments of a command. Streams are borrowed: tests hand in string streams.
-struct CommandLine {
-  const Command& command;
-  ParsedFlags flags;             // the command's own and the common ones
+// The process around the program. Streams are borrowed: tests hand in string streams.
+struct Environment {
   std::istream& in;              // stdin
   std::ostream& out;             // results; where they are for people, a terminal may get them
   std::ostream& err;             // everything for people, as ShownLines (utf8.h) or a Logger has it
-  bool (*has_cuda)() = nullptr;  // as in Environment
-  absl::Status (*status_of_exception)() = nullptr;  // as in Environment
-  WorkDescriber* describe_work = nullptr;           // likewise
+  bool (*has_cuda)() = nullptr;  // says if this build sees a CUDA device; null: it sees none
+  // Returns the exception that is being handled (trainer/kernels/device_errors.h); null: its text.
+  absl::Status (*status_of_exception)() = nullptr;
+  WorkDescriber* describe_work = nullptr;  // null: plans for GPUs follow from operations alone
+};
+
+// Returns `environment` with other streams for what is said.
+Environment WithStreams(const Environment& environment, std::ostream& out, std::ostream& err);
+
+// The arguments of a command, and what is around it.
+struct CommandLine : Environment {
+  const Command& command;
+  ParsedFlags flags;  // the command's own and the common ones
 };
 
 // Returns what --config and --set name.
@@ -96,17 +104,6 @@ Flag JsonFlag();
 
 // Returns all flags of `command`: its own first, then the common ones.
 std::vector<Flag> AllFlags(const Command& command);
-
-// The process around the program.
-struct Environment {
-  std::istream& in;
-  std::ostream& out;
-  std::ostream& err;
-  bool (*has_cuda)() = nullptr;  // says if this build sees a CUDA device; null: it sees none
-  // Returns the exception that is being handled (trainer/kernels/device_errors.h); null: its text.
-  absl::Status (*status_of_exception)() = nullptr;
-  WorkDescriber* describe_work = nullptr;  // null: plans for GPUs follow from operations alone
-};
 
 // Runs the subcommand that `words` (the command line without the program's name) asks for. Returns
 // the exit code of the process. Exceptions of libraries end as code 1 with their text, or as

@@ -27,34 +27,18 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-// The pairs that `score` reads come from the two files that are named, or from standard input.
-class PairInput {
- public:
-  explicit PairInput(const CommandLine& line) : line_(line), names_(line.flags.positional()) {}
-
-  absl::Status Open() {
-    if (names_.empty()) return absl::OkStatus();
-    if (names_.size() != 2)
-      return BadFlag("one file given: name a source and a target file, or none");
-    ASSIGN_OR_RETURN(source_file_, FdStream::Open(ResolvePath(line_, names_[0])));
-    ASSIGN_OR_RETURN(target_file_, FdStream::Open(ResolvePath(line_, names_[1])));
-    sources_.emplace(*source_file_, names_[0]);
-    targets_.emplace(*target_file_, names_[1]);
-    pairs_.emplace(*sources_, &*targets_);
-    return absl::OkStatus();
+// Opens the two files that `score` names, or none: pairs come from standard input then, and always
+// to rank 0.
+absl::StatusOr<std::vector<std::unique_ptr<FdStream>>> OpenPairs(const DecodingJob& job) {
+  std::vector<std::unique_ptr<FdStream>> files;
+  const std::vector<std::string>& names = job.line.flags.positional();
+  if (job.world.rank() != 0) return files;
+  if (names.size() == 1) return BadFlag("one file given: name a source and a target file, or none");
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(files.emplace_back(), FdStream::Open(ResolvePath(job.line, name)));
   }
-
-  TextPairReader& pairs() { return pairs_.has_value() ? *pairs_ : from_stdin_; }
-
- private:
-  const CommandLine& line_;
-  const std::vector<std::string>& names_;
-  std::unique_ptr<FdStream> source_file_, target_file_;
-  std::optional<LineChunkReader> sources_, targets_;
-  std::optional<TextPairReader> pairs_;
-  LineChunkReader stdin_lines_{line_.in, "standard input"};
-  TextPairReader from_stdin_{stdin_lines_};
-};
+  return files;
+}
 
 std::string ScoreSummary(const ScoreStreamReport& report) {
   std::string text =
@@ -69,31 +53,28 @@ std::string ScoreSummary(const ScoreStreamReport& report) {
 
 // Returns the tags of --from and --to. Refuses a language that the vocabulary lacks, listing those
 // it has.
-absl::StatusOr<TagFrame> TagFrameOf(const ParsedFlags& flags, TagStyle style,
-                                    const Vocabulary& vocabulary) {
+absl::StatusOr<TagFrame> TagFrameOf(const DecodingJob& job) {
   std::vector<std::string> mistakes;
   const auto tag = [&](const char* flag) {
-    const std::string& language = flags.Text(flag);
-    const std::optional<int32_t> id = vocabulary.TagId(language);
+    const std::string& language = job.line.flags.Text(flag);
+    const std::optional<int32_t> id = job.vocabulary.TagId(language);
     if (!id.has_value()) {
       mistakes.push_back(absl::StrCat("--", flag, ": ", language, ": the model knows ",
-                                      absl::StrJoin(vocabulary.languages(), ", ")));
+                                      absl::StrJoin(job.vocabulary.languages(), ", ")));
     }
     return id.value_or(-1);
   };
   const int32_t source_tag = tag("from");
   const int32_t target_tag = tag("to");
   RETURN_IF_ERROR(BadConfig(mistakes));
-  return MakeTagFrame({style, source_tag, target_tag});
+  return MakeTagFrame({job.run.data().tags(), source_tag, target_tag});
 }
 
-absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const BatchLimits& limits,
-                                            const Vocabulary& vocabulary,
-                                            const Communicator& world) {
+absl::StatusOr<TranslatorOptions> OptionsOf(const DecodingJob& job, const BatchLimits& limits) {
   TranslatorOptions options{.limits = limits,
-                            .max_positions = run.model().max_positions(),
-                            .share = {.part = world.rank(), .num_parts = world.size()}};
-  ASSIGN_OR_RETURN(options.search, MakeSearchOptions(run.decode(), vocabulary.TagIds()));
+                            .max_positions = job.run.model().max_positions(),
+                            .share = {.part = job.world.rank(), .num_parts = job.world.size()}};
+  ASSIGN_OR_RETURN(options.search, MakeSearchOptions(job.run.decode(), job.vocabulary.TagIds()));
   if (options.limits.batch_tokens < 1 || options.limits.batch_tokens > kMaxBatchTokens) {
     return BadFlag(absl::StrCat("decode.batch_tokens: ", options.limits.batch_tokens,
                                 ": must be from 1 to ", kMaxBatchTokens));
@@ -104,21 +85,18 @@ absl::StatusOr<TranslatorOptions> OptionsOf(const RunSpec& run, const BatchLimit
 }  // namespace
 
 Flag CheckpointFlag() {
-  return ListFlag("checkpoint", "FOLDER",
-                  "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such "
-                  "as runs/a/best-bleu; required. Given several times, the models are an ensemble: "
-                  "the average of their probabilities counts. They must have one vocabulary.");
-}
-
-bool HasCheckpoint(const ParsedFlags& flags) {
-  const std::vector<std::string>& given = flags.List("checkpoint");
-  return !given.empty() && std::find(given.begin(), given.end(), "") == given.end();
+  return Required(
+      ListFlag("checkpoint", "FOLDER",
+               "A run folder (its newest checkpoint), one checkpoint of it, or a pointer such "
+               "as runs/a/best-bleu; required. Given several times, the models are an ensemble: "
+               "the average of their probabilities counts. They must have one vocabulary."));
 }
 
 std::vector<Flag> ModelFlags() {
-  return {CheckpointFlag(),
-          TextFlag("from", "LANGUAGE", "Language of the source, for example de; required."),
-          TextFlag("to", "LANGUAGE", "Language of the translation; required.")};
+  return {
+      CheckpointFlag(),
+      Required(TextFlag("from", "LANGUAGE", "Language of the source, for example de; required.")),
+      Required(TextFlag("to", "LANGUAGE", "Language of the translation; required."))};
 }
 
 std::vector<Flag> SearchFlags() {
@@ -143,15 +121,6 @@ std::vector<Flag> SearchFlags() {
       IntegerFlag("batch-tokens",
                   "Source tokens decoded together: memory against speed. Default: the run's, "
                   "else 2000; on a GPU 16000, or what its memory has room for.")};
-}
-
-absl::Status CheckModelFlags(const ParsedFlags& flags) {
-  std::vector<std::string> mistakes;
-  if (!HasCheckpoint(flags)) mistakes.push_back("--checkpoint: required");
-  for (const char* name : {"from", "to"}) {
-    if (flags.Text(name).empty()) mistakes.push_back(absl::StrCat("--", name, ": required"));
-  }
-  return BadConfig(mistakes);
 }
 
 absl::Status CheckSearchFlags(const ParsedFlags& flags) {
@@ -224,20 +193,18 @@ absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& 
     mistakes.push_back("data.tags: is given by the checkpoint; only decode and compute may change");
   }
   RETURN_IF_ERROR(BadConfig(mistakes));
-  if (std::any_of(line.command.flags.begin(), line.command.flags.end(),
-                  [](const Flag& flag) { return flag.name == "beam-size"; })) {
+  if (line.flags.Has("beam-size")) {
     *run.mutable_decode() = WithSearchFlags(run.decode(), line.flags);
   }
   return run;
 }
 
-absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
-                            const Vocabulary& vocabulary, Scorer& scorer, Communicator& world) {
-  ASSIGN_OR_RETURN(const TagFrame tags,
-                   AgreeOn(world, TagFrameOf(line.flags, run.data().tags(), vocabulary)));
-  ASSIGN_OR_RETURN(const TranslatorOptions options,
-                   AgreeOn(world, OptionsOf(run, limits, vocabulary, world)));
-  Translator translator(scorer, MakeTextCodec(vocabulary), tags, options);
+absl::Status TranslateLines(const DecodingJob& job, const BatchLimits& limits, Scorer& scorer) {
+  const CommandLine& line = job.line;
+  Communicator& world = job.world;
+  ASSIGN_OR_RETURN(const TagFrame tags, AgreeOn(world, TagFrameOf(job)));
+  ASSIGN_OR_RETURN(const TranslatorOptions options, AgreeOn(world, OptionsOf(job, limits)));
+  Translator translator(scorer, MakeTextCodec(job.vocabulary), tags, options);
   const std::string& prefix_name = line.flags.Text("prefixes");
   const bool opens = !prefix_name.empty() && world.rank() == 0;
   ASSIGN_OR_RETURN(
@@ -259,7 +226,7 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const B
   Logger log({.stream = &line.err});
   if (report.num_cut_sources > 0) {
     log.Warning(absl::StrCat(report.num_cut_sources, " lines were cut to model.max_positions (",
-                             run.model().max_positions(), " tokens)"));
+                             options.max_positions, " tokens)"));
   }
   const double seconds = SecondsNow() - start;
   log.Info(absl::StrFormat("%s lines, %s tokens in %.1f s: %.1f lines/s",
@@ -268,24 +235,29 @@ absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const B
   return absl::OkStatus();
 }
 
-absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
-                        PairScorer& scorer, Communicator& world) {
-  ASSIGN_OR_RETURN(const TagFrame tags,
-                   AgreeOn(world, TagFrameOf(line.flags, run.data().tags(), vocabulary)));
-  PairInput input(line);
-  RETURN_IF_ERROR(AgreeOnStatus(world, world.rank() == 0 ? input.Open() : absl::OkStatus()));
+absl::Status ScoreLines(const DecodingJob& job, PairScorer& scorer) {
+  Communicator& world = job.world;
+  const int max_positions = job.run.model().max_positions();
+  ASSIGN_OR_RETURN(const TagFrame tags, AgreeOn(world, TagFrameOf(job)));
+  ASSIGN_OR_RETURN(const auto files, AgreeOn(world, OpenPairs(job)));
+  const std::vector<std::string>& names = job.line.flags.positional();
+  const bool from_files = !files.empty();
+  LineChunkReader sources(from_files ? *files[0] : job.line.in,
+                          from_files ? names[0] : "standard input");
+  std::optional<LineChunkReader> targets;
+  if (from_files) targets.emplace(*files[1], names[1]);
+  TextPairReader pairs(sources, from_files ? &*targets : nullptr);
   ASSIGN_OR_RETURN(
       const ScoreStreamReport report,
-      ScoreStream(input.pairs(), scorer, MakeTextCodec(vocabulary),
-                  {.tags = tags, .max_positions = run.model().max_positions(), .world = &world},
-                  line.out));
+      ScoreStream(pairs, scorer, MakeTextCodec(job.vocabulary),
+                  {.tags = tags, .max_positions = max_positions, .world = &world}, job.line.out));
   if (world.rank() != 0) return absl::OkStatus();
 
-  Logger log({.stream = &line.err});
+  Logger log({.stream = &job.line.err});
   if (report.num_scored < report.num_pairs) {
     log.Warning(absl::StrCat(report.num_pairs - report.num_scored,
-                             " pairs have a side above model.max_positions (",
-                             run.model().max_positions(), " tokens) and score nan"));
+                             " pairs have a side above model.max_positions (", max_positions,
+                             " tokens) and score nan"));
   }
   log.Info(ScoreSummary(report));
   return absl::OkStatus();

@@ -22,9 +22,6 @@ namespace deepnet {
 // --checkpoint, once or, of an ensemble, several times.
 Flag CheckpointFlag();
 
-// Returns false where --checkpoint is missing or empty.
-bool HasCheckpoint(const ParsedFlags& flags);
-
 // --checkpoint, --from, --to: all required.
 std::vector<Flag> ModelFlags();
 
@@ -32,11 +29,8 @@ std::vector<Flag> ModelFlags();
 // --top-k, --top-p, --epsilon, --seed, --batch-tokens.
 std::vector<Flag> SearchFlags();
 
-// Checks of ModelFlags all that can be checked before a model is loaded. INVALID_ARGUMENT with
+// Checks SearchFlags: flags that contradict each other, values out of range. INVALID_ARGUMENT with
 // ExitCode::kBadConfig lists the mistakes, a line each; so do the functions below.
-absl::Status CheckModelFlags(const ParsedFlags& flags);
-
-// Checks SearchFlags: flags that contradict each other, values out of range.
 absl::Status CheckSearchFlags(const ParsedFlags& flags);
 
 // Returns `decode` changed by SearchFlags.
@@ -50,14 +44,21 @@ absl::StatusOr<ComputeSpec> ComputeOverrides(const CommandLine& line);
 // them). Refuses changes of `model` and `data`: weights and vocabulary are what they are.
 absl::StatusOr<RunSpec> DecodingRunSpec(const CommandLine& line, const RunSpec& of_checkpoint);
 
-// Runs `translate` with everything loaded: line.in to line.out, a summary to line.err. Collective
-// over `world`, whose rank 0 uses the streams; so is ScoreLines. Every rank gets the same error.
-absl::Status TranslateLines(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
-                            const Vocabulary& vocabulary, Scorer& scorer, Communicator& world);
+// Holds what `translate` and `score` work with besides the model. The streams of `line` are rank
+// 0's.
+struct DecodingJob {
+  const CommandLine& line;
+  const RunSpec& run;  // DecodingRunSpec's
+  const Vocabulary& vocabulary;
+  Communicator& world;
+};
 
-// Runs `score` with everything loaded: the two files among the positional words, or TSV on line.in;
-// to line.out, a summary to line.err.
-absl::Status ScoreLines(const CommandLine& line, const RunSpec& run, const Vocabulary& vocabulary,
-                        PairScorer& scorer, Communicator& world);
+// Runs `translate` with everything loaded: standard input to standard output, a summary to standard
+// error. Collective over `job.world`; so is ScoreLines. Every rank gets the same error.
+absl::Status TranslateLines(const DecodingJob& job, const BatchLimits& limits, Scorer& scorer);
+
+// Runs `score` with everything loaded: the two files among the positional words, or TSV on standard
+// input; to standard output, a summary to standard error.
+absl::Status ScoreLines(const DecodingJob& job, PairScorer& scorer);
 
 }  // namespace deepnet

@@ -18,16 +18,7 @@
 namespace deepnet {
 namespace {
 
-// An imported checkpoint was trained on a corpus that nobody here knows.
-absl::StatusOr<std::string> CorpusFolder(const CommandLine& line, const RunSpec& run) {
-  const std::string& given = line.flags.Text("data");
-  const std::string& folder = given.empty() ? run.data().folder() : given;
-  if (!folder.empty()) return ResolvePath(line, folder);
-  return BadFlag("--data: required; the checkpoint names no corpus");
-}
-
 absl::Status CheckFlags(const ParsedFlags& flags) {
-  if (!HasCheckpoint(flags)) return BadFlag("--checkpoint: required");
   const int64_t sentences = flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
     return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
@@ -45,8 +36,11 @@ absl::Status CheckModel(const ParsedFlags& flags, const ModelSpec& model) {
 }
 
 absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
-  ASSIGN_OR_RETURN(const std::string folder, CorpusFolder(line, run));
-  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
+  const std::string& given = line.flags.Text("data");
+  const std::string& folder = given.empty() ? run.data().folder() : given;
+  // An imported checkpoint was trained on a corpus that nobody here knows.
+  if (folder.empty()) return BadFlag("--data: required; the checkpoint names no corpus");
+  absl::StatusOr<Corpus> corpus = Corpus::Open(ResolvePath(line, folder));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   return corpus;
 }

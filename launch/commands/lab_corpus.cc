@@ -2,14 +2,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/algorithm/container.h"
 
 #include "launch/commands/commands.h"
 #include "parallel/base/exit_code.h"
@@ -50,7 +49,7 @@ class WordFrequencies {
   }
 
   // On the first `sentences` of each direction of `split`, mean over directions; 0 if it has none.
-  absl::StatusOr<double> Of(std::string_view split, int sentences) const {
+  absl::StatusOr<double> Of(std::string_view split, int64_t sentences) const {
     double sum = 0.0;
     int directions = 0;
     for (const Direction& direction : corpus_.TextDirections(split)) {
@@ -68,8 +67,7 @@ class WordFrequencies {
 
  private:
   bool IsRead(const std::string& direction) const {
-    return directions_.empty() ||
-           std::find(directions_.begin(), directions_.end(), direction) != directions_.end();
+    return directions_.empty() || absl::c_linear_search(directions_, direction);
   }
 
   double Price(int64_t count) const { return std::log(all_ / static_cast<double>(count)); }
@@ -93,23 +91,13 @@ class WordFrequencies {
 };
 
 absl::Status RunLabCorpus(const CommandLine& line) {
-  if (!line.flags.Given("data")) return BadFlag("--data: required: a prepared corpus");
-  for (const char* flag : {"dev-sentences", "test-sentences"}) {
-    if (line.flags.Integer(flag) < 0 ||
-        line.flags.Integer(flag) > std::numeric_limits<int>::max()) {
-      return BadFlag(absl::StrCat("--", flag, ": must be from 0 to 2147483647"));
-    }
-  }
   const auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const std::vector<std::string>& directions = line.flags.List("direction");
   const WordFrequencies frequencies(*corpus, directions);
   RETURN_IF_ERROR(WithExitCode(corpus->Intact(), ExitCode::kData));
-  const auto sentences = [&](const char* flag) {
-    return static_cast<int>(line.flags.Integer(flag));
-  };
-  ASSIGN_OR_RETURN(const double dev, frequencies.Of("dev", sentences("dev-sentences")));
-  ASSIGN_OR_RETURN(const double test, frequencies.Of("test", sentences("test-sentences")));
+  ASSIGN_OR_RETURN(const double dev, frequencies.Of("dev", line.flags.Integer("dev-sentences")));
+  ASSIGN_OR_RETURN(const double test, frequencies.Of("test", line.flags.Integer("test-sentences")));
   const JsonObject json = JsonObject()
                               .Add("pairs", corpus->manifest().report().kept())
                               .Add("vocabulary_size", corpus->vocabulary().size())
@@ -134,10 +122,12 @@ Command MakeLabCorpusCommand() {
           "and test sentences, mean over directions. Frequencies are those of the target "
           "sides, </s> included, of at most 200,000 training pairs of each direction; a piece "
           "that does not occur there counts as if it had once.",
-      .flags = {TextFlag("data", "FOLDER", "The prepared corpus; required."),
+      .flags = {Required(TextFlag("data", "FOLDER", "The prepared corpus; required.")),
                 ListFlag("direction", "XX-YY", "Only this one; may be given often. Default: all."),
-                IntegerFlag("dev-sentences", "The first ones of each direction; 0: all.", "0"),
-                IntegerFlag("test-sentences", "The first ones of each direction; 0: all.", "0")},
+                IntegerFlag("dev-sentences", "The first ones of each direction; 0: all.", "0",
+                            {.least = 0}),
+                IntegerFlag("test-sentences", "The first ones of each direction; 0: all.", "0",
+                            {.least = 0})},
       .run = RunLabCorpus};
 }
 

@@ -121,14 +121,14 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
   return made;
 }
 
-absl::Status RehearsalData::Fetch(int64_t step) {
+absl::StatusOr<int64_t> RehearsalData::Fetch(int64_t step) {
   const absl::MutexLock lock(&mutex_);
-  if (step == step_) return absl::OkStatus();
+  if (step == step_) return target_tokens_;
   const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
   if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
   step_ = step;
   target_tokens_ = batch->num_target_tokens;
-  return absl::OkStatus();
+  return target_tokens_;
 }
 
 namespace {
@@ -300,7 +300,7 @@ absl::Status RunCases(const CommandLine& line, const Prepared& prepared, bool th
   if (payload == "small") options.payload_limit_bytes = kSmallPayload;
   int64_t first_step = 0;
   if (prepared.data != nullptr) {
-    options.fetch = [&](int step) { return prepared.data->Fetch(first_step + step); };
+    options.fetch = [&](int step) { return prepared.data->Fetch(first_step + step).status(); };
   }
   const bool json = line.flags.Switch("json");
   std::ostringstream unheard;

@@ -49,21 +49,16 @@ class RehearsalData {
 
   // Makes the batch of `step` and lets a thread prepare the next one. Thread-safe: ranks that are
   // threads of one process share one batch, because they share its cores, too; all of them have
-  // `step` before one asks for another.
-  absl::Status Fetch(int64_t step);
+  // `step` before one asks for another. Returns the number of target positions.
+  absl::StatusOr<int64_t> Fetch(int64_t step);
 
-  // Returns the target positions of the batch that was fetched last.
-  int64_t target_tokens() const {
-    const absl::MutexLock lock(&mutex_);
-    return target_tokens_;
-  }
   const std::string& content_hash() const { return corpus_.content_hash(); }
 
  private:
   explicit RehearsalData(Corpus corpus) : corpus_(std::move(corpus)) {}
 
   const Corpus corpus_;
-  mutable absl::Mutex mutex_;
+  absl::Mutex mutex_;
   std::unique_ptr<BatchSource> batches_ ABSL_PT_GUARDED_BY(mutex_);
   int64_t step_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t target_tokens_ ABSL_GUARDED_BY(mutex_) = 0;

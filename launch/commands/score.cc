@@ -4,19 +4,18 @@
 #include "launch/commands/load_model.h"
 #include "launch/job.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/agreement.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
 
 absl::Status ScoreOnAllRanks(const CommandLine& line, Communicator& world) {
-  RETURN_IF_ERROR(AgreeOnStatus(world, CheckModelFlags(line.flags)));
   ASSIGN_OR_RETURN(const DecodingModel model,
                    LoadDecodingModel(line, world, [](const RunSpec& run) {
                      return CheckTranslates(run.model(), "score");
                    }));
-  return ScoreLines(line, model.run, *model.loaded->vocabulary, *model.loaded->pair_scorer, world);
+  return ScoreLines({line, model.run, *model.loaded->vocabulary, world},
+                    *model.loaded->pair_scorer);
 }
 
 }  // namespace

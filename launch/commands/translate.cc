@@ -12,7 +12,6 @@ namespace deepnet {
 namespace {
 
 absl::Status CheckFlags(const ParsedFlags& flags) {
-  RETURN_IF_ERROR(CheckModelFlags(flags));
   RETURN_IF_ERROR(CheckSearchFlags(flags));
   if (flags.Integer("chunk-lines") < 1 || flags.Integer("chunk-lines") > 1000000) {
     return BadFlag("--chunk-lines: must be 1 to 1000000");
@@ -27,8 +26,8 @@ absl::Status TranslateOnAllRanks(const CommandLine& line, Communicator& world) {
                      return CheckTranslates(run.model(), "translate");
                    }));
   ASSIGN_OR_RETURN(const BatchLimits limits, AgreeOnLimits(model, world));
-  return TranslateLines(line, model.run, limits, *model.loaded->vocabulary, *model.loaded->scorer,
-                        world);
+  return TranslateLines({line, model.run, *model.loaded->vocabulary, world}, limits,
+                        *model.loaded->scorer);
 }
 
 std::vector<Flag> TranslateFlags() {

@@ -31,8 +31,14 @@ Command TestCommand() {
   return command;
 }
 
+// `words` and the model's flags where they lack them.
+std::vector<std::string> WithModel(std::vector<std::string> words) {
+  words.insert(words.begin(), {"--checkpoint=run", "--from=de", "--to=en"});
+  return words;
+}
+
 ParsedFlags Parse(const std::vector<std::string>& words) {
-  auto flags = ParseFlags(AllFlags(TestCommand()), words, 2);
+  auto flags = ParseFlags(AllFlags(TestCommand()), WithModel(words), 2);
   EXPECT_TRUE(flags.ok()) << flags.status();
   return *std::move(flags);
 }
@@ -42,10 +48,13 @@ std::string Message(const absl::Status& status) {
   return std::string(status.message());
 }
 
-TEST(CheckModelFlags, ListsWhatIsMissing) {
-  EXPECT_EQ(Message(CheckModelFlags(Parse({"--from=de"}))),
-            "--checkpoint: required\n--to: required");
-  EXPECT_TRUE(CheckModelFlags(Parse({"--from=de", "--to=en", "--checkpoint=run"})).ok());
+TEST(ModelFlags, AreAllRequired) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--from=de"}, {"--from=de", "--to=", "--checkpoint="}}) {
+    EXPECT_EQ(Message(ParseFlags(ModelFlags(), words, 0).status()),
+              "--checkpoint: required\n--to: required");
+  }
+  EXPECT_TRUE(ParseFlags(ModelFlags(), {"--from=de", "--to=en", "--checkpoint=run"}, 0).ok());
 }
 
 TEST(CheckSearchFlags, RefusesWhatContradicts) {
@@ -101,7 +110,7 @@ TEST(DecodingRunSpec, ChangesDecodingButNeitherModelNorTags) {
   RunSpec base = WithDefaults({});
   base.mutable_model()->set_d_model(64);
   const auto with = [&](const std::vector<std::string>& words) {
-    return DecodingRunSpec(CommandLine{command, Parse(words), in, out, err}, base);
+    return DecodingRunSpec(CommandLine{{in, out, err}, command, Parse(words)}, base);
   };
   const auto changed = with({"--set", "decode.max_tokens=50", "--nbest=3"});
   ASSERT_TRUE(changed.ok()) << changed.status();
@@ -119,7 +128,7 @@ TEST(ComputeOverrides, HoldsOnlyWhatTheCommandLineNames) {
   std::istringstream in;
   std::ostringstream out, err;
   const auto compute =
-      ComputeOverrides({command, Parse({"--set", "compute.threads_per_rank=1"}), in, out, err});
+      ComputeOverrides({{in, out, err}, command, Parse({"--set", "compute.threads_per_rank=1"})});
   ASSERT_TRUE(compute.ok()) << compute.status();
   EXPECT_EQ(compute->threads_per_rank(), 1);
   EXPECT_EQ(compute->device(), "");
@@ -165,10 +174,10 @@ class Decoding : public ::testing::Test {
     command.flags.push_back({.name = "prefixes"});
     command.flags.push_back(
         {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
-    auto flags = ParseFlags(AllFlags(command), words, 2);
+    auto flags = ParseFlags(AllFlags(command), WithModel(words), 2);
     EXPECT_TRUE(flags.ok()) << flags.status();
-    return TranslateLines({command, *std::move(flags), in, out_, err_}, Run(), BatchLimits(),
-                          *vocabulary_, scorer, world_);
+    const CommandLine line = {{in, out_, err_}, command, *std::move(flags)};
+    return TranslateLines({line, Run(), *vocabulary_, world_}, BatchLimits(), scorer);
   }
 
   absl::Status Score(const std::string& input, const std::vector<std::string>& words) {
@@ -176,8 +185,8 @@ class Decoding : public ::testing::Test {
     SteppedPairScorer pair_scorer(scorer);
     std::istringstream in(input);
     const Command command = TestCommand();
-    return ScoreLines({command, Parse(words), in, out_, err_}, Run(), *vocabulary_, pair_scorer,
-                      world_);
+    const CommandLine line = {{in, out_, err_}, command, Parse(words)};
+    return ScoreLines({line, Run(), *vocabulary_, world_}, pair_scorer);
   }
 
  private:
