@@ -2,9 +2,9 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "google/protobuf/descriptor.h"
@@ -23,17 +23,13 @@ std::optional<std::string> NearestName(std::string_view name,
 // Returns "; did you mean 'x'?" or, where nothing is near, "; there are: a, b, c".
 std::string SuggestName(std::string_view name, const std::vector<std::string>& candidates);
 
-// A setting of other programs. Names of one program are separated by blanks; fairseq's and Marian's
-// are flags, those of Hugging Face and Megatron-LM stand in configurations and scripts.
+// A setting of other programs: a row of the table in docs/peers.md.
 struct ForeignField {
-  const char* fairseq;
-  const char* marian;
-  const char* hugging_face;
-  const char* megatron;
-  const char* field;      // path of the field here; "": there is none
-  const char* note = "";  // how it differs, or why there is none
+  std::string field = {};  // path of the field here; empty: there is none
+  std::vector<std::pair<std::string, std::string>> names = {};  // "fairseq", "--lr"
+  std::string note = {};  // how it differs, or why there is none
 };
-std::span<const ForeignField> ForeignFields();
+std::vector<ForeignField> ForeignFields();
 
 // Returns what is wrong with the name `name` in a message of type `type`, which has no such field:
 // "OptimSpec has no field 'lr'; did you mean 'optim.learning_rate' (fairseq's --lr)?". Knows
