@@ -13,7 +13,6 @@
 #include "absl/time/clock.h"
 
 #include "launch/commands/command.h"
-#include "launch/job_secret.h"
 #include "launch/launcher.h"
 #include "launch/rendezvous_store.h"
 #include "parallel/base/clock.h"
@@ -102,13 +101,6 @@ double JobDeadline() {
          absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
 }
 
-absl::Status LeaveJob(Communicator& world, const absl::Status& status) {
-  if (status.ok() || world.size() == 1) return status;
-  if (IsAgreed(status) && world.rank() == 0) return status;
-  if (!IsAgreed(status)) EndJob(world, status);
-  return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
-}
-
 absl::Status RunOnRanks(
     const CommandLine& line,
     absl::FunctionRef<absl::Status(const CommandLine& line, Communicator& world)> work) {
@@ -120,7 +112,10 @@ absl::Status RunOnRanks(
     if (line.status_of_exception == nullptr) throw;
     status = line.status_of_exception();
   }
-  return LeaveJob(*world, status);
+  if (status.ok() || world->size() == 1) return status;
+  if (IsAgreed(status) && world->rank() == 0) return status;
+  if (!IsAgreed(status)) EndJob(*world, status);
+  return WithExitCode(absl::Status(status.code(), ""), GetExitCode(status));
 }
 
 namespace {

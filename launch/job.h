@@ -28,13 +28,9 @@ std::string JobId();   // empty: there is none
 int JobRestarts();     // how often it has put the job back into the queue
 double JobDeadline();  // SecondsNow() at which it ends the job; infinity: unknown
 
-// Returns what a rank's command ends with for `status`. A status that all ranks know of (IsAgreed)
-// keeps its text on rank 0 only. With any other error this rank ends the whole job, after saying
-// why on stderr.
-absl::Status LeaveJob(Communicator& world, const absl::Status& status);
-
-// Runs a command on all ranks of the job: JoinJob, `work` with all ranks, and LeaveJob with its
-// status or with the exception that it throws.
+// Runs a command on all ranks of the job: JoinJob, then `work`. Returns its status, or that of the
+// exception that it throws; one that all ranks know of (IsAgreed) keeps its text on rank 0 only.
+// With any other error this rank ends the whole job, after saying why on stderr.
 absl::Status RunOnRanks(
     const CommandLine& line,
     absl::FunctionRef<absl::Status(const CommandLine& line, Communicator& world)> work);

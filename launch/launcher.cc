@@ -1,13 +1,27 @@
 #include "launch/launcher.h"
 
-#include <algorithm>
-#include <cstdint>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include <sys/random.h>
+#include <sys/stat.h>
 
+#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -106,6 +120,56 @@ bool StartedByMpi(const GetEnvFn& environment) {
   return std::ranges::any_of(variables, [&](const char* name) { return environment(name); });
 }
 
+constexpr char kSecretVariable[] = "DEEPNET_JOB_SECRET";
+constexpr size_t kLeastSecretBytes = 16;
+
+absl::Status SecretError(const std::string& what, const std::string& why) {
+  return PreflightError(
+      absl::StrCat(what, ": ", why, " (ranks prove by a secret that they are of one job: set ",
+                   kSecretVariable, ", or let ~/.config/deepnet/job_secret be made)"));
+}
+
+Descriptor OpenSecret(const std::string& path, int flags) {
+  return Descriptor(open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
+}
+
+// Makes the file unless another process has, whole before it has its name.
+absl::Status MakeSecret(const std::string& path) {
+  std::array<char, 32> random;
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::filesystem::create_directories(folder, error);
+  const std::string unfinished = JoinPath(folder.string(), UnusedName());
+  const Descriptor file = OpenSecret(unfinished, O_WRONLY | O_CREAT | O_EXCL);
+  if (!file.ok()) return SecretError(path, std::strerror(errno));
+  bool made = getrandom(random.data(), random.size(), 0) == static_cast<ssize_t>(random.size());
+  const std::string text =
+      absl::StrCat(absl::BytesToHexString({random.data(), random.size()}), "\n");
+  made = made && write(file.fd(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+         fsync(file.fd()) == 0 && (link(unfinished.c_str(), path.c_str()) == 0 || errno == EEXIST);
+  const std::string why = std::strerror(errno);
+  unlink(unfinished.c_str());
+  return made ? absl::OkStatus() : SecretError(path, why);
+}
+
+absl::StatusOr<std::string> ReadSecret(const std::string& path) {
+  // A pipe is refused, not waited for.
+  const Descriptor file = OpenSecret(path, O_RDONLY | O_NONBLOCK);
+  if (!file.ok()) return SecretError(path, std::strerror(errno));
+  struct stat about = {};
+  fstat(file.fd(), &about);
+  if (!S_ISREG(about.st_mode) || about.st_uid != geteuid() || (about.st_mode & 077) != 0) {
+    return SecretError(path, "must be your own file that nobody else can read (chmod 600)");
+  }
+  std::array<char, 4096> text;
+  const ssize_t got = read(file.fd(), text.data(), text.size());
+  if (got < 0) return SecretError(path, std::strerror(errno));
+  const absl::string_view secret =
+      absl::StripTrailingAsciiWhitespace({text.data(), static_cast<size_t>(got)});
+  if (secret.size() < kLeastSecretBytes) return SecretError(path, "has under 16 bytes");
+  return std::string(secret);  // as $(cat FILE) gives it to the variable
+}
+
 }  // namespace
 
 std::string Launch::Place() const {
@@ -156,6 +220,23 @@ std::string FirstHost(const std::string& list) {
     }
   }
   return host;
+}
+
+absl::StatusOr<std::string> FindJobSecret(const GetEnvFn& environment) {
+  const Variables variables(environment);
+  if (const std::string given = variables.Text(kSecretVariable); !given.empty()) {
+    if (given.size() < kLeastSecretBytes) return SecretError(kSecretVariable, "is under 16 bytes");
+    return absl::StrCat(given);
+  }
+  std::string folder = variables.Text("XDG_CONFIG_HOME");
+  if (folder.empty()) {
+    const std::string home = variables.Text("HOME");
+    if (home.empty()) return SecretError(kSecretVariable, "is not set, nor is HOME");
+    folder = JoinPath(home, ".config");
+  }
+  const std::string path = JoinPath(folder, "deepnet/job_secret");
+  if (access(path.c_str(), F_OK) != 0) RETURN_IF_ERROR(MakeSecret(path));
+  return ReadSecret(path);
 }
 
 }  // namespace deepnet

@@ -50,4 +50,11 @@ absl::StatusOr<Launch> FindLaunch(const GetEnvFn& environment, bool has_mpi);
 // Returns the first host of a list as Slurm writes it: "n[07-09,12],m3" is "n07".
 std::string FirstHost(const std::string& list);
 
+// Returns the secret by which the processes of a job that talk by TCP know each other:
+// DEEPNET_JOB_SECRET or, where it is not set, what is in deepnet/job_secret of XDG_CONFIG_HOME
+// (~/.config): a file that only its owner can read, which the first job makes of random digits.
+// Fails with FailedPrecondition (ExitCode::kPreflight), naming the variable or the file, if it has
+// fewer than 16 bytes, or if others own or can read the file, or it cannot be made.
+absl::StatusOr<std::string> FindJobSecret(const GetEnvFn& environment);
+
 }  // namespace deepnet

@@ -284,7 +284,7 @@ MUTANTS = {
         DATA + "corpus_shard.cc", "if (id < vocabulary_size_) continue;",
         "if (id <= vocabulary_size_) continue;", "trainer_data_test"),
     "secret-that-ones-group-reads": (
-        "launch/job_secret.cc", "(about.st_mode & 077) != 0",
+        "launch/launcher.cc", "(about.st_mode & 077) != 0",
         "(about.st_mode & 007) != 0", "launch_launcher_test"),
     "octal-is-taken": (
         "parallel/base/text_proto.cc", "if (!octal) continue;",

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "launch/job_secret.h"
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {

@@ -42,7 +42,7 @@ REASONS = {
         "store.Delete(key)": "no file: a key of the rendezvous",
     },
     "launch/commands/prepare.cc": {"Delete(folder / unfinished)": "UnusedName"},
-    "launch/job_secret.cc": {
+    "launch/launcher.cc": {
         "unfinished, O_WRONLY | O_CREAT | O_EXCL": "UnusedName, in the user's own folder",
         "unlink(unfinished.c_str())": "the file that was just created",
     },
