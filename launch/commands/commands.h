@@ -19,10 +19,6 @@ Command MakeBenchCommand();       // the standing measurements
 Command MakeCheckpointCommand();  // tools on checkpoints that need neither GPU nor MPI
 Command MakeLabCommand();         // experiments on models
 
-// The subcommands of `lab`: they look into models and corpora for launch/lab/lab.py.
-Command MakeLabAuditCommand();         // spread of initial weights beside theory (lab_models.cc)
-Command MakeLabAdminProfileCommand();  // what branches add to their streams (lab_models.cc)
-Command MakeLabModelUpdateCommand();   // how far a few updates move models (lab_models.cc)
-Command MakeLabCorpusCommand();        // size of a corpus, its word frequencies (lab_corpus.cc)
+Command MakeLabCorpusCommand();  // a subcommand of `lab`, without LibTorch
 
 }  // namespace deepnet

@@ -1,7 +1,7 @@
 // Everything printed here is read off two values: StackScaling and Inventory. Parameters that share
 // layer kind, role, shape and initial value are one line of the table; so are layers of a kind.
 
-#include "launch/commands/describe.h"
+#include "trainer/model/describe.h"
 
 #include <algorithm>
 #include <ostream>
@@ -20,7 +20,6 @@
 #include "parallel/base/units.h"
 #include "parallel/plan/inventory.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/describe.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -28,13 +27,10 @@ namespace {
 
 constexpr char kRow[] = "%-17s %14s %15s %15s\n";
 
-std::string Text(const ValueRange& range) { return RangeText(range.least, range.greatest); }
-
-}  // namespace
-
-std::string RangeText(double least, double greatest) {
-  if (least == greatest) return absl::StrFormat("%.4f", least);
-  return absl::StrFormat("%.4f..%.4f", least, greatest);
+// "0.2500", or "0.2500..1.0000" where the two differ.
+std::string Text(const ValueRange& range) {
+  if (range.least == range.greatest) return absl::StrFormat("%.4f", range.least);
+  return absl::StrFormat("%.4f..%.4f", range.least, range.greatest);
 }
 
 std::string ScalingText(const ModelSpec& model) {
@@ -51,6 +47,7 @@ std::string ScalingText(const ModelSpec& model) {
          "q, k\n";
 }
 
+// Returns how stack `stack`, 0 the encoder, is scaled, for programs.
 JsonObject ScalingJson(const ModelSpec& model, int stack) {
   const StackScaling scaling = MakeStackScaling(model, stack);
   return JsonObject()
@@ -62,8 +59,6 @@ JsonObject ScalingJson(const ModelSpec& model, int stack) {
       .Add("least_query_key", scaling.query_key.least, 9)
       .Add("greatest_query_key", scaling.query_key.greatest, 9);
 }
-
-namespace {
 
 // Parameters that only differ in the layer they stand in.
 struct ParameterGroup {

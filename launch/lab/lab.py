@@ -6,6 +6,7 @@
   launch/lab/lab.py run fig6 --only keel --at 50      # joins what the folder has
   launch/lab/lab.py report runs/lab/*-small --html all.html
   launch/lab/lab.py report runs/quickstart runs/other  # any runs of `deepnet train`, side by side
+  launch/lab/lab.py model-update                      # how far a few updates move models of several depths
 
 An experiment is a file of launch/lab/experiments; a run of it is `deepnet train` and `deepnet evaluate`.
 """
@@ -21,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 DEBIAN_PYTHON = "/usr/bin/python3"
 
 try:
+    import looks
     import report
     import results
     import run_page
@@ -178,6 +180,40 @@ def show_instruments(options):
     return 0
 
 
+def lab_words(options, names, flags):
+    """The command line of the command `names`; `flags` of ours that are its own, too."""
+    words = [options.program or default_program(), *names, "--root", options.root]
+    for flag in ("config", "set"):
+        words += [word for value in getattr(options, flag) for word in (f"--{flag}", value)]
+    return words + [word for flag in flags if getattr(options, flag) for word in (f"--{flag}", str(getattr(options, flag)))]
+
+
+def audit(options):
+    words = lab_words(options, ["lab", "audit"], ["sample"]) + ["--tensors"] * options.tensors
+    report, error = looks.asked(words, looks.AUDIT)
+    scaling, _ = looks.asked(lab_words(options, ["describe", "--json"], []), looks.SCALING)
+    print(looks.audit_text(scaling, report), end="", flush=True)
+    if error:
+        raise UserError(error, looks.PREFLIGHT)
+    return 0
+
+
+def model_update(options):
+    words = lab_words(options, ["lab", "model-update"], ["data", "parameters", "steps"])
+    schemes, depths = options.schemes.split(","), [number(depth) for depth in options.depths.split(",")]
+    if options.seeds < 1:
+        raise UserError("--seeds: must be at least 1")
+    show = (lambda cell: print(cell, file=sys.stderr, flush=True)) if sys.stderr.isatty() else lambda cell: None
+    print(looks.model_update(words, schemes, depths, options.seeds, show), end="")
+    return 0
+
+
+def number(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--depths: {text}: must be layers a side, as in 6,18,50")
+    return int(text)
+
+
 def parser():
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -237,6 +273,25 @@ def parser():
     page.add_argument("--program", default="", metavar="FILE", help="the deepnet that reads checkpoints; default: build/release/deepnet")
     seen = command("instruments", show_instruments, "what the instruments of a run saw, a line a record")
     seen.add_argument("folder", metavar="FOLDER", help="a run's folder, or one of an experiment's cells")
+    for name, function, text in (
+        ("audit", audit, "compare the spread of a model's initial weights with theory; exit code 3 if anything is off"),
+        ("model-update", model_update, "how far a few updates move models of several depths, as figure 5 of the paper"),
+    ):
+        added = command(name, function, text)
+        add = added.add_argument
+        add("--config", action="append", default=[], metavar="FILE", help="RunSpec of the model; a later file wins")
+        add("--set", action="append", default=[], metavar="FIELD=VALUE", help="change one field of it")
+        add("--program", default="", metavar="FILE", help="the deepnet that looks; default: build/release/deepnet")
+        if name == "audit":
+            add("--sample", type=int, default=1000000, metavar="N", help="draw the first rows of a tensor, of so many elements")
+            add("--tensors", action="store_true", help="list every tensor")
+        else:
+            add("--data", default="", metavar="FOLDER", help="a prepared corpus; without one, sentences of made-up pieces")
+            add("--depths", default="6,18,30,50,70,100", metavar="N,N,...", help="layers a side")
+            add("--schemes", default="DEEPNORM,POST_LN", metavar="NAME,...", help="values of model.residual")
+            add("--parameters", default="matrices", choices=["matrices", "all"], help="what the updates move")
+            add("--steps", type=int, default=3, metavar="N", help="updates after which the output is looked at")
+            add("--seeds", type=int, default=3, metavar="N", help="models trained of each kind")
     return top
 
 

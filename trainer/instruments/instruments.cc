@@ -189,7 +189,7 @@ absl::StatusOr<double> Instruments::ModelUpdate(int64_t step) {
   double change = 0.0;
   if (probe_ != nullptr) {
     ASSIGN_OR_RETURN(const OutputRows rows, probe_->Rows(step));
-    if (probe_->has_output()) change = ChangeOf(rows, reference_).per_token;
+    if (probe_->has_output()) change = ChangeOf(rows, reference_);
   }
   RETURN_IF_ERROR(Named(part_.world->AllReduceSum(std::span(&change, 1), part_.groups.all.limit),
                         "the model's update"));

@@ -1,6 +1,5 @@
 #include "trainer/instruments/model_update.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -17,16 +16,15 @@
 #include "trainer/train_step.h"
 
 namespace deepnet {
-OutputChange ChangeOf(const OutputRows& rows, const OutputRows& reference) {
+
+double ChangeOf(const OutputRows& rows, const OutputRows& reference) {
   DEEPNET_CHECK_EQ(rows.values.size(), reference.values.size());
   double squares = 0.0;
   for (size_t i = 0; i < rows.values.size(); ++i) {
     const double change = static_cast<double>(rows.values[i]) - reference.values[i];
     squares += change * change;
   }
-  const double per_token = std::sqrt(squares / static_cast<double>(rows.tokens));
-  return {.per_token = per_token,
-          .per_element = per_token / std::sqrt(static_cast<double>(rows.width))};
+  return std::sqrt(squares / static_cast<double>(rows.tokens));
 }
 
 OutputProbe::OutputProbe(RankContext& part, Microbatch microbatch)
@@ -104,16 +102,6 @@ class MadeUpBatches : public BatchSource {
   const uint64_t seed_;
 };
 
-std::vector<double> Means(const UpdateCurve& curve, double OutputChange::*figure) {
-  std::vector<double> means;
-  for (const std::vector<OutputChange>& seeds : curve.changes) {
-    double sum = 0.0;
-    for (const OutputChange& change : seeds) sum += change.*figure;
-    means.push_back(sum / static_cast<double>(seeds.size()));
-  }
-  return means;
-}
-
 // Gains of norms, and biases of norms and of linear layers. What a scheme adds stays in motion.
 bool IsGainOrBias(const Parameter& p) {
   if (p.role == Role::kNormGain || p.role == Role::kNormBias) return true;
@@ -132,20 +120,10 @@ void RestoreGainsAndBiases(const at::Tensor& initial, Transformer& model) {
   model.Refresh();
 }
 
-RunSpec CellOf(RunSpec run, Residual residual, int depth, int seed) {
-  run.mutable_model()->set_residual(residual);
-  run.mutable_model()->set_encoder_layers(depth);
-  run.mutable_model()->set_decoder_layers(depth);
-  if (residual != DEEPNORM) run.mutable_model()->clear_deepnorm();
-  run.set_seed(static_cast<uint64_t>(seed));
-  return run;
-}
-
 }  // namespace
 
-absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
-                                                           std::span<const int64_t> updates,
-                                                           Moving moving, BatchSource& batches) {
+absl::StatusOr<double> ModelUpdate(const RunSpec& run, int64_t updates, Moving moving,
+                                   BatchSource& batches) {
   SelfCommunicator alone;
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const Plan plan = LonePlan(whole, run.data().global_microbatches());
@@ -153,67 +131,22 @@ absl::StatusOr<std::vector<OutputChange>> TraceModelUpdate(const RunSpec& run,
   part->model->parameters().Initialize(run.seed());
   part->model->Refresh();
   const at::Tensor initial = part->model->parameters().weights().clone();
-  ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates.back()));
+  ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates));
   ASSIGN_OR_RETURN(const auto probe, OutputProbe::Make(*part, std::move(unseen.microbatches[0]),
                                                        absl::InfiniteDuration()));
   ASSIGN_OR_RETURN(const OutputRows reference, probe->Rows(0));
-  std::vector<OutputChange> changes;
-  int64_t done = 0;
-  for (const int64_t update : updates) {
-    for (; done < update; ++done) {
-      ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(done));
-      RETURN_IF_ERROR(RunTrainStep(batch, done, done + 1, *part).status());
-      if (moving == Moving::kMatrices) RestoreGainsAndBiases(initial, *part->model);
-    }
-    ASSIGN_OR_RETURN(const OutputRows rows, probe->Rows(done));
-    changes.push_back(ChangeOf(rows, reference));
+  for (int64_t step = 0; step < updates; ++step) {
+    ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(step));
+    RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part).status());
+    if (moving == Moving::kMatrices) RestoreGainsAndBiases(initial, *part->model);
   }
-  return changes;
+  ASSIGN_OR_RETURN(const OutputRows rows, probe->Rows(updates));
+  return ChangeOf(rows, reference);
 }
 
 std::unique_ptr<BatchSource> MakeMadeUpBatches(const DataSpec& data, int64_t vocabulary_size,
                                                uint64_t seed) {
   return std::make_unique<MadeUpBatches>(data, vocabulary_size, seed);
-}
-
-std::vector<double> UpdateCurve::PerToken() const { return Means(*this, &OutputChange::per_token); }
-
-std::vector<double> UpdateCurve::PerElement() const {
-  return Means(*this, &OutputChange::per_element);
-}
-
-double UpdateCurve::Ratio() const {
-  const std::vector<double> means = PerToken();
-  const auto [least, greatest] = std::minmax_element(means.begin(), means.end());
-  return *greatest / *least;
-}
-
-absl::StatusOr<UpdateStudy> StudyModelUpdate(const RunSpec& run,
-                                             const UpdateStudyOptions& options) {
-  UpdateStudy study{.depths = options.depths,
-                    .updates = options.updates,
-                    .moving = options.moving,
-                    .seeds = options.seeds,
-                    .curves = {}};
-  double depth_sum = 0.0, done = 0.0;  // a model costs as much as it has layers
-  for (const int depth : options.depths) depth_sum += depth;
-  const double all = depth_sum * options.seeds * static_cast<double>(options.schemes.size());
-  for (const Residual residual : options.schemes) {
-    UpdateCurve& curve = study.curves.emplace_back(UpdateCurve{.residual = residual});
-    for (const int depth : options.depths) {
-      std::vector<OutputChange>& changes = curve.changes.emplace_back();
-      for (int seed = 1; seed <= options.seeds; ++seed) {
-        const RunSpec cell = CellOf(run, residual, depth, seed);
-        if (options.show) options.show(cell, done / all);
-        ASSIGN_OR_RETURN(const auto batches, options.batches(cell));
-        ASSIGN_OR_RETURN(const auto trace, TraceModelUpdate(cell, std::span(&options.updates, 1),
-                                                            options.moving, *batches));
-        changes.push_back(trace.back());
-        done += depth;
-      }
-    }
-  }
-  return study;
 }
 
 }  // namespace deepnet

@@ -1,0 +1,82 @@
+"""`lab.py audit` and `lab.py model-update`: the tables made of what `deepnet lab`, which DEEPNET_PROGRAM names, says."""
+
+import contextlib
+import io
+import os
+import unittest
+from pathlib import Path
+
+import sample_results  # noqa: F401  finds lab
+
+import lab
+import looks
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = os.environ.get("DEEPNET_PROGRAM", str(ROOT / "build" / "release" / "deepnet"))
+TINY = str(ROOT / "tests" / "golden" / "describe" / "tiny.textproto")
+
+
+def run(*words):
+    """(exit code, stdout, stderr) of `lab.py WORDS`."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = lab.main([*words, "--program", PROGRAM])
+    return code, out.getvalue(), err.getvalue()
+
+
+class Audit(unittest.TestCase):
+    def test_it_has_the_scaling_of_the_scheme_and_groups_of_tensors(self):
+        code, out, err = run("audit", "--config", TINY)
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"decoder +1\.3161 +0\.5373 +1\.0000")
+        self.assertRegex(out, r"encoder layer +feed-forward +8 +[0-9,]+ +0\.[0-9.]+ +[+-][0-9.]+ % +[0-9.]+ %  encoder\.")
+        self.assertRegex(out, r"norm bias +[0-9]+ +[0-9]+ +- +one value +exact")
+        self.assertIn("be off by 2 %, or by 6 sampling errors", out.replace("\n", " "))
+        self.assertIn("All as theory wants.", out)
+        self.assertNotIn("difference", out)
+        code, out, err = run("audit", "--config", TINY, "--set", "model.residual=KEEL")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"encoder +4\.0000 +1\.0000 +1\.0000")
+
+    def test_it_lists_every_tensor_where_asked_to(self):
+        code, out, err = run("audit", "--config", TINY, "--tensors")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"encoder\.layers\.1\.self_attn\.v_proj\.weight +value +256 +0\.1[0-9]+ +0\.182895 +[+-][0-9.]+ %")
+        self.assertRegex(out, r"decoder\.layers\.0\.fc2\.bias +feed-forward +16 +0\.000000 +0\.000000 +exact")
+
+    def test_what_is_not_as_theory_wants_is_named_and_a_mistake_keeps_its_code(self):
+        report, error = looks.asked([PROGRAM, "lab", "audit", "--config", TINY], looks.AUDIT)
+        self.assertEqual(error, "")
+        scaling, _ = looks.asked([PROGRAM, "describe", "--json", "--config", TINY], looks.SCALING)
+        text = looks.audit_text(scaling, {**report, "faults": ["fc1.weight: deviates"]})
+        self.assertTrue(text.endswith("NOT as theory wants:\n  fc1.weight: deviates\n"), text)
+        code, out, err = run("audit", "--config", TINY, "--sample", "-1")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("--sample: -1: must be at least 1", err)
+
+
+class ModelUpdate(unittest.TestCase):
+    def test_it_has_a_row_a_scheme_and_a_column_a_depth(self):
+        small = [word for side in ("source", "target") for word in ("--set", f"data.microbatch.max_{side}_tokens=160")]
+        code, out, err = run("model-update", "--depths", "1,2", "--steps", "1", "--seeds", "2", *small)
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"layers a side +1 +2 +max/min\nDEEPNORM +0\.[0-9]{5} +0\.[0-9]{5} +[0-9.]+\n")
+        self.assertRegex(out, r"\n  an element +0\.[0-9]{5} +0\.[0-9]{5}\n  seeds apart +x[0-9.]+ +x[0-9.]+\nPOST_LN ")
+
+    def test_figures_are_means_over_seeds(self):
+        moved = {("KEEL", depth): [{"per_token": depth * f, "per_element": f} for f in (1, 3)] for depth in (6, 18)}
+        lines = looks.update_text(["KEEL"], [6, 18], moved).split("\n")
+        self.assertEqual(lines[1].split(), ["KEEL", "12.00000", "36.00000", "3.00"])
+        self.assertEqual(lines[2].split()[2:], ["2.00000", "2.00000"])
+        self.assertEqual(lines[3].split()[2:], ["x3.00", "x3.00"])
+
+    def test_a_mistake_is_named(self):
+        code, _, err = run("model-update", "--depths", "6,0")
+        self.assertEqual((code, err), (2, "error: --depths: 0: must be layers a side, as in 6,18,50\n"))
+        code, _, err = run("model-update", "--schemes", "NO_SUCH")
+        self.assertEqual(code, 2)
+        self.assertIn("NO_SUCH", err)
+
+
+if __name__ == "__main__":
+    unittest.main()
