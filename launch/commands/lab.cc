@@ -188,18 +188,20 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
                      ": must be ENCODER_DECODER here: the study makes both stacks equally deep"));
   }
   *run.mutable_compute() = ResolveCompute(run.compute());
-  std::unique_ptr<BatchSource> batches;
-  if (corpus == nullptr) {
-    batches = MakeMadeUpBatches(run.data(), run.model().vocabulary_size(), run.seed());
-  } else {
+  std::unique_ptr<BatchSource> of_corpus;
+  if (corpus != nullptr) {
     RETURN_IF_ERROR(
         WithExitCode(ResolveDataSpec(*corpus, run.mutable_data()), ExitCode::kBadConfig));
-    ASSIGN_OR_RETURN(batches, CorpusBatchSource::Make(run.data(), run.seed(), corpus.get()));
+    ASSIGN_OR_RETURN(of_corpus, CorpusBatchSource::Make(run.data(), run.seed(), corpus.get()));
   }
+  const auto batch_of = [&](int64_t step) -> absl::StatusOr<StepBatch> {
+    if (of_corpus == nullptr) return MakeMadeUpBatch(run, step);
+    return of_corpus->ForStep(step);
+  };
   const int64_t updates = line.flags.Integer("steps");
   const std::string& parameters = line.flags.Text("parameters");
   const Moving moving = parameters == "all" ? Moving::kAll : Moving::kMatrices;
-  ASSIGN_OR_RETURN(const double per_token, ModelUpdate(run, updates, moving, *batches));
+  ASSIGN_OR_RETURN(const double per_token, ModelUpdate(run, updates, moving, batch_of));
   const JsonObject json = JsonObject()
                               .Add("residual", Residual_Name(run.model().residual()))
                               .Add("encoder_layers", run.model().encoder_layers())

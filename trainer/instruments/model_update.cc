@@ -62,46 +62,6 @@ absl::StatusOr<OutputRows> OutputProbe::Rows(int64_t step) {
 
 namespace {
 
-class MadeUpBatches : public BatchSource {
- public:
-  MadeUpBatches(const DataSpec& data, int64_t vocabulary_size, uint64_t seed)
-      : microbatches_(data.global_microbatches()),
-        capacity_{data.microbatch().max_source_tokens(), data.microbatch().max_target_tokens(),
-                  data.microbatch().max_sentences()},
-        vocabulary_size_(static_cast<int32_t>(vocabulary_size)),
-        seed_(seed) {}
-
-  // Lengths come round in the same order, so that every step has the same number of tokens.
-  absl::StatusOr<StepBatch> ForStep(int64_t step) override {
-    std::vector<std::pair<int, int>> lengths;
-    for (int i = 0, sources = 0, targets = 0;; ++i) {
-      const std::pair<int, int> pair = {4 + 11 * i % 57, 4 + 17 * i % 57};
-      sources += pair.first;
-      targets += pair.second;
-      if (sources > capacity_.source || targets > capacity_.target || i == capacity_.sentences)
-        break;
-      lengths.push_back(pair);
-    }
-    StepBatch batch;
-    for (int m = 0; m < microbatches_; ++m) {
-      const auto number = static_cast<uint64_t>(step * microbatches_ + m);
-      auto made =
-          MakeBenchMicrobatches(lengths, capacity_, vocabulary_size_, seed_ * 1000003 + number);
-      DEEPNET_CHECK_EQ(made.size(), 1u);
-      batch.num_source_tokens += made[0].num_source_tokens;
-      batch.num_target_tokens += made[0].num_target_tokens;
-      batch.microbatches.push_back(std::move(made[0]));
-    }
-    return batch;
-  }
-
- private:
-  const int microbatches_;
-  const Capacity capacity_;
-  const int32_t vocabulary_size_;
-  const uint64_t seed_;
-};
-
 // Gains of norms, and biases of norms and of linear layers. What a scheme adds stays in motion.
 bool IsGainOrBias(const Parameter& p) {
   if (p.role == Role::kNormGain || p.role == Role::kNormBias) return true;
@@ -123,7 +83,7 @@ void RestoreGainsAndBiases(const at::Tensor& initial, Transformer& model) {
 }  // namespace
 
 absl::StatusOr<double> ModelUpdate(const RunSpec& run, int64_t updates, Moving moving,
-                                   BatchSource& batches) {
+                                   BatchOfStep batch_of) {
   SelfCommunicator alone;
   const Inventory whole = Describe(run.model(), run.data().microbatch());
   const Plan plan = LonePlan(whole, run.data().global_microbatches());
@@ -131,12 +91,12 @@ absl::StatusOr<double> ModelUpdate(const RunSpec& run, int64_t updates, Moving m
   part->model->parameters().Initialize(run.seed());
   part->model->Refresh();
   const at::Tensor initial = part->model->parameters().weights().clone();
-  ASSIGN_OR_RETURN(StepBatch unseen, batches.ForStep(updates));
+  ASSIGN_OR_RETURN(StepBatch unseen, batch_of(updates));
   ASSIGN_OR_RETURN(const auto probe, OutputProbe::Make(*part, std::move(unseen.microbatches[0]),
                                                        absl::InfiniteDuration()));
   ASSIGN_OR_RETURN(const OutputRows reference, probe->Rows(0));
   for (int64_t step = 0; step < updates; ++step) {
-    ASSIGN_OR_RETURN(const StepBatch batch, batches.ForStep(step));
+    ASSIGN_OR_RETURN(const StepBatch batch, batch_of(step));
     RETURN_IF_ERROR(RunTrainStep(batch, step, step + 1, *part).status());
     if (moving == Moving::kMatrices) RestoreGainsAndBiases(initial, *part->model);
   }
@@ -144,9 +104,30 @@ absl::StatusOr<double> ModelUpdate(const RunSpec& run, int64_t updates, Moving m
   return ChangeOf(rows, reference);
 }
 
-std::unique_ptr<BatchSource> MakeMadeUpBatches(const DataSpec& data, int64_t vocabulary_size,
-                                               uint64_t seed) {
-  return std::make_unique<MadeUpBatches>(data, vocabulary_size, seed);
+StepBatch MakeMadeUpBatch(const RunSpec& run, int64_t step) {
+  const MicrobatchSpec& most = run.data().microbatch();
+  // Lengths come round in the same order, so that every step has the same number of tokens.
+  std::vector<std::pair<int, int>> lengths;
+  for (int i = 0, sources = 0, targets = 0; i < most.max_sentences(); ++i) {
+    const std::pair<int, int> pair = {4 + 11 * i % 57, 4 + 17 * i % 57};
+    sources += pair.first;
+    targets += pair.second;
+    if (sources > most.max_source_tokens() || targets > most.max_target_tokens()) break;
+    lengths.push_back(pair);
+  }
+  StepBatch batch;
+  const int microbatches = run.data().global_microbatches();
+  for (int m = 0; m < microbatches; ++m) {
+    const auto number = static_cast<uint64_t>(step * microbatches + m);
+    auto made = MakeBenchMicrobatches(
+        lengths, {most.max_source_tokens(), most.max_target_tokens(), most.max_sentences()},
+        static_cast<int32_t>(run.model().vocabulary_size()), run.seed() * 1000003 + number);
+    DEEPNET_CHECK_EQ(made.size(), 1u);
+    batch.num_source_tokens += made[0].num_source_tokens;
+    batch.num_target_tokens += made[0].num_target_tokens;
+    batch.microbatches.push_back(std::move(made[0]));
+  }
+  return batch;
 }
 
 }  // namespace deepnet

@@ -20,13 +20,12 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/inventory.h"
-#include "proto/data.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/decode/pipeline_link.h"
@@ -78,15 +77,17 @@ enum class Moving {
   kMatrices,  // all but gains and biases: what the paper's bound is over
 };
 
+// Returns the batch of a step, from 0.
+using BatchOfStep = absl::FunctionRef<absl::StatusOr<StepBatch>(int64_t step)>;
+
 // Trains `run` (defaults filled in, seed included) as one rank for `updates` steps, at least 1, and
 // returns how far that moved F, a token. x is the first microbatch of the step after the last. A
 // step that is skipped because it is not finite leaves the weights as they are.
 absl::StatusOr<double> ModelUpdate(const RunSpec& run, int64_t updates, Moving moving,
-                                   BatchSource& batches);
+                                   BatchOfStep batch_of);
 
-// Sentences of made-up pieces, drawn evenly, of 4 to 60 tokens a side: a function of (seed, step).
-// `data` has its capacities.
-std::unique_ptr<BatchSource> MakeMadeUpBatches(const DataSpec& data, int64_t vocabulary_size,
-                                               uint64_t seed);
+// Returns a batch of made-up pieces, drawn evenly, in sentences of 4 to 60 tokens a side: a
+// function of run.seed and `step`, of the capacities in run.data.
+StepBatch MakeMadeUpBatch(const RunSpec& run, int64_t step);
 
 }  // namespace deepnet

@@ -52,8 +52,9 @@ RunSpec SmallRun(int tokens) {
   return WithDefaults(run);
 }
 
-std::unique_ptr<BatchSource> BatchesOf(const RunSpec& run) {
-  return MakeMadeUpBatches(run.data(), run.model().vocabulary_size(), run.seed());
+absl::StatusOr<double> Update(const RunSpec& run, int64_t updates, Moving moving) {
+  return ModelUpdate(run, updates, moving,
+                     [&](int64_t step) { return MakeMadeUpBatch(run, step); });
 }
 
 // Rows of the decoder's output that change together, by hand.
@@ -71,9 +72,8 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
   run.set_seed(7);
   run.mutable_model()->set_dropout(0.4);
   run.mutable_optim()->set_warmup_steps(1);
-  const auto batches = BatchesOf(run);
-  const auto first = ModelUpdate(run, 1, Moving::kAll, *batches);
-  const auto third = ModelUpdate(run, 3, Moving::kAll, *batches);
+  const auto first = Update(run, 1, Moving::kAll);
+  const auto third = Update(run, 3, Moving::kAll);
   ASSERT_TRUE(first.ok() && third.ok()) << first.status() << third.status();
 
   const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
@@ -84,14 +84,14 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
       testing::OneRankOptimizer(run.optim(), model.parameters().inventory());
   const auto kept = model.MakeActivations(/*shared=*/false);
   const auto rows = [&](int64_t step) {
-    const Microbatch unseen = batches->ForStep(step)->microbatches[0];
+    const Microbatch unseen = MakeMadeUpBatch(run, step).microbatches[0];
     testing::Forward(model, unseen, 0, 0, /*training=*/false, {}, *kept);
     return kept->values.target_RD.narrow(0, 0, unseen.num_target_tokens).to(at::kDouble).clone();
   };
   const std::vector<at::Tensor> references = {{}, rows(1), rows(2), rows(3)};
   std::vector<double> twin;
   for (int64_t step = 0; step < 3; ++step) {
-    const StepBatch batch = *batches->ForStep(step);
+    const StepBatch batch = MakeMadeUpBatch(run, step);
     const Microbatch& mb = batch.microbatches[0];
     model.parameters().gradient().zero_();
     const LossOptions loss{.label_smoothing = run.optim().label_smoothing(),
@@ -119,7 +119,7 @@ TEST(ModelUpdate, APipelineComputesTheRowsOfOneRankBitForBit) {
   run.mutable_model()->set_decoder_layers(4);
   run.mutable_data()->set_global_microbatches(4);
   const Inventory whole = Describe(run.model(), run.data().microbatch());
-  const Microbatch x = BatchesOf(run)->ForStep(0)->microbatches[0];
+  const Microbatch x = MakeMadeUpBatch(run, 0).microbatches[0];
   const auto rows_on = [&](Communicator& world, const Plan& plan) -> absl::StatusOr<OutputRows> {
     ASSIGN_OR_RETURN(const auto part, MakeRankContext(run, whole, plan, world));
     part->model->parameters().Initialize(3);
@@ -164,8 +164,8 @@ TEST(ModelUpdate, APipelineComputesTheRowsOfOneRankBitForBit) {
 // another one.
 TEST(ModelUpdate, MatricesAloneMoveTheOutputLess) {
   const RunSpec run = SmallRun(300);
-  const auto all = ModelUpdate(run, 4, Moving::kAll, *BatchesOf(run));
-  const auto matrices = ModelUpdate(run, 4, Moving::kMatrices, *BatchesOf(run));
+  const auto all = Update(run, 4, Moving::kAll);
+  const auto matrices = Update(run, 4, Moving::kMatrices);
   ASSERT_TRUE(all.ok() && matrices.ok());
   EXPECT_GT(*matrices, 0.0);
   EXPECT_LT(*matrices, *all);
@@ -183,7 +183,7 @@ TEST(ModelUpdate, PostLnsUpdateGrowsWithDepthAndDeepNormsDoesLittle) {
       run.mutable_model()->set_residual(residual);
       run.mutable_model()->set_encoder_layers(depth);
       run.mutable_model()->set_decoder_layers(depth);
-      const auto change = ModelUpdate(run, 2, Moving::kMatrices, *BatchesOf(run));
+      const auto change = Update(run, 2, Moving::kMatrices);
       EXPECT_TRUE(change.ok()) << change.status();
       changes.push_back(change.value_or(NAN));
     }
