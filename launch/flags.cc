@@ -143,6 +143,8 @@ const std::vector<std::string>& ParsedFlags::List(std::string_view name) const {
   return Get(name).words;
 }
 
+absl::Status ParsedFlags::CheckRequired() const { return BadConfig(missing_); }
+
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional) {
   ParsedFlags result;
@@ -192,7 +194,7 @@ absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
   for (const Flag& flag : table) {
     const ParsedFlags::Value& value = result.values_[flag.name];
     if (flag.required && (!value.given || std::ranges::count(value.words, ""))) {
-      mistakes.push_back(absl::StrCat("--", flag.name, ": required"));
+      result.missing_.push_back(absl::StrCat("--", flag.name, ": required"));
     }
   }
   RETURN_IF_ERROR(BadConfig(mistakes));

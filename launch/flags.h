@@ -44,7 +44,7 @@ struct Flag {
   std::string help = {};                  // one or more sentences; wrapped by FlagHelp
   std::vector<std::string> allowed = {};  // of kText and kList: the only values; empty: any
   Bounds bounds = {};                     // of kInteger
-  bool required = false;                  // must be given, and no value of it may be empty
+  bool required = false;  // must be given, and no value of it may be empty: CheckRequired
 };
 
 // Return the flags of a table; `value`, `help` and `bounds` as in Flag.
@@ -79,6 +79,10 @@ class ParsedFlags {
   const std::vector<std::string>& List(std::string_view name) const;
   const std::vector<std::string>& positional() const { return positional_; }
 
+  // Fails as BadConfig where required flags are missing. Not a part of ParseFlags, so that of the
+  // ranks of a job, which agree on it, one says so.
+  absl::Status CheckRequired() const;
+
  private:
   friend absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                                 const std::vector<std::string>& words,
@@ -93,11 +97,12 @@ class ParsedFlags {
 
   std::map<std::string, Value, std::less<>> values_;
   std::vector<std::string> positional_;
+  std::vector<std::string> missing_;  // mistakes
 };
 
 // Reads `words`. A word without dashes is positional, and so is every word after "--" and a single
 // "-". BadConfig lists every mistake: unknown flags with the nearest name, missing and malformed
-// values, required flags that are missing, more than `max_positional` words.
+// values, more than `max_positional` words.
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional);
 

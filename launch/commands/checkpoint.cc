@@ -331,6 +331,7 @@ Flag MemoryFlag() {
 
 absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const std::string& what,
                                                 size_t least) {
+  RETURN_IF_ERROR(line.flags.CheckRequired());
   const bool waits = !line.flags.Has("no-sync") || !line.flags.Switch("no-sync");
   std::unique_ptr<Tool> tool(
       new Tool{.fs = MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd),

@@ -91,6 +91,7 @@ class WordFrequencies {
 };
 
 absl::Status RunLabCorpus(const CommandLine& line) {
+  RETURN_IF_ERROR(line.flags.CheckRequired());
   const auto corpus = Corpus::Open(ResolvePath(line, line.flags.Text("data")));
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const std::vector<std::string>& directions = line.flags.List("direction");

@@ -21,6 +21,7 @@ namespace deepnet {
 namespace {
 
 absl::StatusOr<std::vector<FoundModel>> Find(const CommandLine& line, int threads) {
+  RETURN_IF_ERROR(line.flags.CheckRequired());
   ASSIGN_OR_RETURN(ComputeSpec compute, ComputeOverrides(line));
   if (compute.threads_per_rank() == 0 && threads > 0) compute.set_threads_per_rank(threads);
   std::vector<FoundModel> all;

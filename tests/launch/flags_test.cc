@@ -84,11 +84,13 @@ TEST(Flags, BoundsAndRequiredFlagsAreChecked) {
       Required(IntegerFlag("files", "", "", {1, 9})), IntegerFlag("sample", "", "5", {.least = 1}),
       Required(TextFlag("output", "FOLDER", "")), Required(ListFlag("checkpoint", "FOLDER", ""))};
   const auto error = [&](const std::vector<std::string>& words) {
-    return std::string(ParseFlags(table, words, 0).status().message());
+    const auto flags = ParseFlags(table, words, 0);
+    return std::string((flags.ok() ? flags->CheckRequired() : flags.status()).message());
   };
   EXPECT_EQ(error({}), "--files: required\n--output: required\n--checkpoint: required");
   EXPECT_EQ(error({"--files=0", "--sample=0", "--output=", "--checkpoint=a", "--checkpoint="}),
-            "--files: 0: must be from 1 to 9\n--sample: 0: must be at least 1\n"
+            "--files: 0: must be from 1 to 9\n--sample: 0: must be at least 1");
+  EXPECT_EQ(error({"--files=1", "--output=", "--checkpoint=a", "--checkpoint="}),
             "--output: required\n--checkpoint: required");
   EXPECT_EQ(error({"--files=10", "--output=a", "--checkpoint=a"}),
             "--files: 10: must be from 1 to 9");

@@ -31,14 +31,8 @@ Command TestCommand() {
   return command;
 }
 
-// `words` and the model's flags where they lack them.
-std::vector<std::string> WithModel(std::vector<std::string> words) {
-  words.insert(words.begin(), {"--checkpoint=run", "--from=de", "--to=en"});
-  return words;
-}
-
 ParsedFlags Parse(const std::vector<std::string>& words) {
-  auto flags = ParseFlags(AllFlags(TestCommand()), WithModel(words), 2);
+  auto flags = ParseFlags(AllFlags(TestCommand()), words, 2);
   EXPECT_TRUE(flags.ok()) << flags.status();
   return *std::move(flags);
 }
@@ -51,10 +45,9 @@ std::string Message(const absl::Status& status) {
 TEST(ModelFlags, AreAllRequired) {
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"--from=de"}, {"--from=de", "--to=", "--checkpoint="}}) {
-    EXPECT_EQ(Message(ParseFlags(ModelFlags(), words, 0).status()),
-              "--checkpoint: required\n--to: required");
+    EXPECT_EQ(Message(Parse(words).CheckRequired()), "--checkpoint: required\n--to: required");
   }
-  EXPECT_TRUE(ParseFlags(ModelFlags(), {"--from=de", "--to=en", "--checkpoint=run"}, 0).ok());
+  EXPECT_TRUE(Parse({"--from=de", "--to=en", "--checkpoint=run"}).CheckRequired().ok());
 }
 
 TEST(CheckSearchFlags, RefusesWhatContradicts) {
@@ -174,7 +167,7 @@ class Decoding : public ::testing::Test {
     command.flags.push_back({.name = "prefixes"});
     command.flags.push_back(
         {.name = "chunk-lines", .kind = FlagKind::kInteger, .default_value = "2"});
-    auto flags = ParseFlags(AllFlags(command), WithModel(words), 2);
+    auto flags = ParseFlags(AllFlags(command), words, 2);
     EXPECT_TRUE(flags.ok()) << flags.status();
     const CommandLine line = {{in, out_, err_}, command, *std::move(flags)};
     return TranslateLines({line, Run(), *vocabulary_, world_}, BatchLimits(), scorer);

@@ -29,7 +29,7 @@ class Audit(unittest.TestCase):
         code, out, err = run("audit", "--config", TINY)
         self.assertEqual(code, 0, err)
         self.assertRegex(out, r"decoder +1\.3161 +0\.5373 +1\.0000")
-        self.assertRegex(out, r"encoder layer +feed-forward +8 +[0-9,]+ +0\.[0-9.]+ +[+-][0-9.]+ % +[0-9.]+ %  encoder\.")
+        self.assertRegex(out, r"encoder layer +feed-forward +4 +4,096 +0\.[0-9.]+ +[+-][0-9.]+ % +[0-9.]+ %  encoder\.")
         self.assertRegex(out, r"norm bias +[0-9]+ +[0-9]+ +- +one value +exact")
         self.assertIn("be off by 2 %, or by 6 sampling errors", out.replace("\n", " "))
         self.assertIn("All as theory wants.", out)
