@@ -73,7 +73,7 @@ MUTANTS = {
         DATA + "data_order.cc", "selected.num_pairs, phases, 1, selected.factors);",
         "selected.num_pairs, phases, 1);", "trainer_data_test --gtest_filter=*DataSpec*"),
     "of-two-links-none-is-late": (
-        DOCTOR + "diagnosis.cc", "latencies[(latencies.size() - 1) / 2]", "latencies[latencies.size() / 2]",
+        DOCTOR + "diagnosis.cc", "LowerMedian(std::move(latencies))", "Median(std::move(latencies))",
         "trainer_diagnosis_test"),
     "one-rank-with-wrong-kernels-is-outvoted": (
         DOCTOR + "diagnosis.cc", "check.error() > kept.error();", "check.error() < kept.error();", "trainer_diagnosis_test"),

@@ -137,14 +137,14 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
   session.steps_per_epoch = source->order().steps_per_epoch();
   session.batches = std::make_unique<Prefetcher>(std::move(source));
   session.context->phases.End("data");
-  ASSIGN_OR_RETURN(session.instruments,
-                   Instruments::Make(
-                       resolved.run, resolved.inventory, *session.context, *session.batches,
-                       {.folder = resolved.folder,
-                        .files = &fs,
-                        .first_step = resolved.state.step(),
-                        .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true)},
-                       log));
+  ASSIGN_OR_RETURN(
+      session.instruments,
+      Instruments::Make(resolved.run, resolved.inventory, *session.context, *session.batches,
+                        {.folder = resolved.folder,
+                         .files = &fs,
+                         .first_step = resolved.state.step(),
+                         .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true),
+                         .log = &log}));
   session.context->phases.End("instruments");
   ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(resolved.run.compute(), world));
   ASSIGN_OR_RETURN(const double peak, StatedPeak(resolved.run, world));

@@ -91,7 +91,7 @@ REASONS = {
     },
     "trainer/doctor/doctor.cc": {"files.Delete(token)": "written a moment before"},
     "trainer/doctor/host_check.cc": {
-        "files_.Delete(path_)": "a name with a time and a rank, created a moment before",
+        "files.Delete(path)": "a name with a time and a rank, created a moment before",
         "files.Delete(first)": "a name with a time and a rank, created a moment before",
         "O_RDWR | O_CREAT": "that file; O_NOFOLLOW, and nothing is written",
     },

@@ -51,11 +51,7 @@ void EnsembleScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
       ops_.AverageLogProbs(static_cast<int>(i) + 1, member_RV, average_RV);
     }
   }
-  if (choices.count > 0) Choose(state, average_RV, choices);
-}
-
-void EnsembleScorer::Choose(State& state, const at::Tensor& log_probs_RV,
-                            const native::TokenChoices& choices) {
+  if (choices.count == 0) return;
   if (state.kinds == nullptr) {
     state.host_kinds.assign(choices.kinds, choices.kinds + vocabulary_size());
     state.kinds = ops_.session().Upload(std::as_bytes(std::span(state.host_kinds)));
@@ -65,7 +61,7 @@ void EnsembleScorer::Choose(State& state, const at::Tensor& log_probs_RV,
   native::TokenChoices here = choices;
   here.choices = reinterpret_cast<const native::TokenChoice*>(sent.get());
   here.kinds = reinterpret_cast<const uint8_t*>(state.kinds.get());
-  ops_.ChooseTokens(log_probs_RV, here);
+  ops_.ChooseTokens(average_RV, here);
   ops_.session().ReadBack();
 }
 

@@ -33,8 +33,6 @@ class EnsembleScorer : public Scorer {
  private:
   struct State;
 
-  void Choose(State& state, const at::Tensor& log_probs_RV, const native::TokenChoices& choices);
-
   Ops& ops_;
   std::vector<std::unique_ptr<ModelScorer>> members_;
   at::Tensor average_RV_, member_RV_;  // of the largest step so far

@@ -206,27 +206,35 @@ struct ModelScorer::StepArrays {
   const native::TokenChoice* choices = nullptr;
 };
 
+// Calls compute(sent, begin, count) for each slice of the rows.
+template <typename Compute>
+void ModelScorer::ComputeStep(State& state, std::span<const int32_t> tokens,
+                              const native::TokenChoices& choices, const Compute& compute) {
+  const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
+  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
+  DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
+  GrowCaches(state);
+  const StepArrays sent = SendStep(state, tokens, choices);
+  for (int64_t begin = 0; begin < rows; begin += capacity) {
+    compute(sent, begin, std::min(capacity, rows - begin));
+  }
+  state.self_rows += rows;
+  ++state.position;
+}
+
 void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tokens,
                        const native::TokenChoices& choices) {
   auto& state = static_cast<State&>(decoder_state);
-  const int64_t rows = state.num_rows();
-  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
-  DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
   DEEPNET_CHECK(choices.count == 0 || model_.chunks().back().has_output());
-  GrowCaches(state);
-  const StepArrays sent = SendStep(state, tokens, choices);
-
   Ops& ops = model_.ops();
-  const int64_t capacity = model_.capacity().max_target_tokens();
   int64_t first = 0;  // choice of the slice
-  for (int64_t begin = 0; begin < rows; begin += capacity) {
-    const int64_t count = std::min(capacity, rows - begin);
+  ComputeStep(state, tokens, choices, [&](const StepArrays& sent, int64_t begin, int64_t count) {
     int64_t end = first;
     while (end < choices.count && choices.choices[end].row < begin + count) ++end;
     const at::Tensor logits_RV =
         end > first ? FirstRows(logits_RV_, count, vocabulary_size(), ops) : at::Tensor();
     StepSlice(state, sent, begin, count, logits_RV);
-    if (end == first) continue;
+    if (end == first) return;
     ops.LogSoftmax(count, logits_RV);
     ops.ChooseTokens(logits_RV, {.count = end - first,
                                  .choices = sent.choices + first,
@@ -236,29 +244,19 @@ void ModelScorer::Step(DecoderState& decoder_state, std::span<const int32_t> tok
                                  .cuts = choices.cuts,
                                  .chosen = choices.chosen + first * choices.k});
     first = end;
-  }
+  });
   if (choices.count > 0) ops.session().ReadBack();
-  state.self_rows += rows;
-  ++state.position;
 }
 
 void ModelScorer::StepLogProbs(DecoderState& decoder_state, std::span<const int32_t> tokens,
                                const at::Tensor& log_probs_RV) {
   auto& state = static_cast<State&>(decoder_state);
-  const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
-  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
-  DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
-  GrowCaches(state);
-  const StepArrays sent = SendStep(state, tokens, {});
-  for (int64_t begin = 0; begin < rows; begin += capacity) {
-    const int64_t count = std::min(capacity, rows - begin);
+  ComputeStep(state, tokens, {}, [&](const StepArrays& sent, int64_t begin, int64_t count) {
     const at::Tensor slice_RV =
         log_probs_RV.defined() ? log_probs_RV.narrow(0, begin, count) : at::Tensor();
     StepSlice(state, sent, begin, count, slice_RV);
     if (slice_RV.defined()) model_.ops().LogSoftmax(count, slice_RV);
-  }
-  state.self_rows += rows;
-  ++state.position;
+  });
 }
 
 // What it takes at most is what FitBatches counts.

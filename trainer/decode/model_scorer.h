@@ -56,6 +56,9 @@ class ModelScorer : public Scorer {
   struct StepArrays;
 
   void EncodeSlice(const MicrobatchRows& sent);
+  template <typename Compute>
+  void ComputeStep(State& state, std::span<const int32_t> tokens,
+                   const native::TokenChoices& choices, const Compute& compute);
   void GrowCaches(State& state) const;
   StepArrays SendStep(State& state, std::span<const int32_t> tokens,
                       const native::TokenChoices& choices);

@@ -101,11 +101,11 @@ void PipelineLink::SendCommand(std::span<const int32_t> command, std::span<const
 
 std::vector<int32_t> PipelineLink::ReceiveCommand() {
   int64_t count = 0;
-  Receive(&count, sizeof(count), route_.driver, kCommandSize, limits_.command,
+  Receive(Buffer::Of(std::span(&count, 1)), route_.driver, kCommandSize, limits_.command,
           "command of the driver");
   std::vector<int32_t> command(status_.ok() ? static_cast<size_t>(count) : 0);
-  Receive(command.data(), count * static_cast<int64_t>(sizeof(int32_t)), route_.driver, kCommand,
-          limits_.rows, "command of the driver");
+  Receive(Buffer::Of(std::span(command)), route_.driver, kCommand, limits_.rows,
+          "command of the driver");
   if (!status_.ok()) command.clear();
   return command;
 }
@@ -144,16 +144,16 @@ void PipelineLink::ReceiveRows(int64_t rows, const at::Tensor& x_RD, int peer, i
   DEEPNET_CHECK(x_RD.is_contiguous());
   const at::Tensor there = x_RD.narrow(0, 0, rows);
   const at::Tensor here = x_RD.device().is_cpu() ? there : HostRows(rows, x_RD);
-  Receive(here.mutable_data_ptr(), static_cast<int64_t>(here.nbytes()), peer, tag, limits_.rows,
-          what);
+  Receive({here.mutable_data_ptr(), static_cast<int64_t>(here.nbytes()), {}}, peer, tag,
+          limits_.rows, what);
   if (!here.is_same(there)) there.copy_(here);
 }
 
-void PipelineLink::Receive(void* data, int64_t bytes, int peer, int tag, absl::Duration limit,
+void PipelineLink::Receive(const Buffer& into, int peer, int tag, absl::Duration limit,
                            const std::string& what) {
   if (!status_.ok()) return;
   const std::string from = absl::StrCat(what, " from rank ", peer);
-  auto transfer = comm_.Receive({data, bytes, {}}, peer, tag);
+  auto transfer = comm_.Receive(into, peer, tag);
   if (!transfer.ok()) return Fail(transfer.status(), limit, from);
   Await(**transfer, limit, from);
 }

@@ -91,7 +91,7 @@ class PipelineLink {
   void Send(const at::Tensor& data, int peer, int tag, const std::string& what);
   void ReceiveRows(int64_t rows, const at::Tensor& x_RD, int peer, int tag,
                    const std::string& what);
-  void Receive(void* data, int64_t bytes, int peer, int tag, absl::Duration limit,
+  void Receive(const Buffer& into, int peer, int tag, absl::Duration limit,
                const std::string& what);
   void AwaitOldestSend();
   void Await(Transfer& transfer, absl::Duration limit, const std::string& what);

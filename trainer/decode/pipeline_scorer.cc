@@ -18,22 +18,12 @@ constexpr double kUnitFraction = 10000;  // 1 as a fraction in a command
 
 enum class Call : int32_t { kStart, kReorder, kStep, kDrop, kScorePairs, kShow, kStop };
 
-struct Command {
-  Call call = Call::kStop;
-  int32_t state = 0;
-  std::span<const int32_t> arguments;
-};
-
-std::vector<int32_t> Pack(const Command& command) {
-  std::vector<int32_t> packed = {static_cast<int32_t>(command.call), command.state};
-  packed.insert(packed.end(), command.arguments.begin(), command.arguments.end());
-  return packed;
-}
-
-// `packed` must outlive the result.
-Command Unpack(std::span<const int32_t> packed) {
-  DEEPNET_CHECK(packed.size() >= 2) << "a command of " << packed.size() << " numbers";
-  return {static_cast<Call>(packed[0]), packed[1], packed.subspan(2)};
+// `state` is the number of a state, or 0 for calls on none.
+void Tell(PipelineLink& link, std::span<const int> ranks, Call call, int32_t state,
+          std::span<const int32_t> arguments = {}) {
+  std::vector<int32_t> command = {static_cast<int32_t>(call), state};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  link.SendCommand(command, ranks);
 }
 
 // Appends the length of `list`, then `list`.
@@ -78,7 +68,7 @@ struct PipelineScorer::State : public DecoderState {
   State(PipelineScorer& scorer, size_t rows) : scorer(scorer), rows(static_cast<int>(rows)) {}
   ~State() override {
     if (own == nullptr) return;
-    scorer.link_.SendCommand(Pack({Call::kDrop, id, {}}), scorer.link_.route().steppers);
+    Tell(scorer.link_, scorer.link_.route().steppers, Call::kDrop, id);
   }
 
   int num_rows() const override { return rows; }
@@ -95,7 +85,7 @@ std::unique_ptr<DecoderState> PipelineScorer::Start(std::span<const std::vector<
   std::vector<int32_t> packed;
   for (const std::vector<int32_t>& source : sources) AddList(source, packed);
   state->id = next_state_++;
-  link_.SendCommand(Pack({Call::kStart, state->id, packed}), link_.route().followers);
+  Tell(link_, link_.route().followers, Call::kStart, state->id, packed);
   state->own = scorer_.Start(sources);
   return state;
 }
@@ -104,7 +94,7 @@ void PipelineScorer::Reorder(DecoderState& decoder_state, std::span<const int32_
   auto& state = static_cast<State&>(decoder_state);
   state.rows = static_cast<int>(parents.size());
   if (state.own == nullptr) return;
-  link_.SendCommand(Pack({Call::kReorder, state.id, parents}), link_.route().steppers);
+  Tell(link_, link_.route().steppers, Call::kReorder, state.id, parents);
   scorer_.Reorder(*state.own, parents);
 }
 
@@ -112,7 +102,7 @@ void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
                           const native::TokenChoices& choices) {
   auto& state = static_cast<State&>(decoder_state);
   if (state.own != nullptr && !is_stopping_()) {
-    link_.SendCommand(Pack({Call::kStep, state.id, tokens}), link_.route().steppers);
+    Tell(link_, link_.route().steppers, Call::kStep, state.id, tokens);
     scorer_.Step(*state.own, tokens, choices);
     if (link_.status().ok()) return;
   }
@@ -122,7 +112,7 @@ void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
 
 std::vector<double> PipelineScorer::LogProbabilities(std::span<const EncodedPair> pairs) {
   if (!is_stopping_()) {
-    link_.SendCommand(Pack({Call::kScorePairs, 0, PackPairs(pairs)}), link_.route().followers);
+    Tell(link_, link_.route().followers, Call::kScorePairs, 0, PackPairs(pairs));
     std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
     if (link_.status().ok()) return log_probs;
   }
@@ -132,11 +122,11 @@ std::vector<double> PipelineScorer::LogProbabilities(std::span<const EncodedPair
 void PipelineScorer::Show(const std::string& what, double fraction) {
   std::vector<int32_t> packed = {static_cast<int32_t>(fraction * kUnitFraction)};
   packed.insert(packed.end(), what.begin(), what.end());
-  link_.SendCommand(Pack({Call::kShow, 0, packed}), link_.route().followers);
+  Tell(link_, link_.route().followers, Call::kShow, 0, packed);
 }
 
 absl::Status PipelineScorer::Stop() {
-  link_.SendCommand(Pack({Call::kStop, 0, {}}), link_.route().followers);
+  Tell(link_, link_.route().followers, Call::kStop, 0);
   return link_.Finish();
 }
 
@@ -147,31 +137,31 @@ absl::Status ServePipeline(Transformer& model, PipelineLink& link, const ShowPro
   const bool steps = std::count(steppers.begin(), steppers.end(), link.route().rank) > 0;
   std::map<int32_t, std::unique_ptr<DecoderState>> states;
   while (true) {
-    const std::vector<int32_t> packed = link.ReceiveCommand();
+    const std::vector<int32_t> command = link.ReceiveCommand();
     RETURN_IF_ERROR(link.status());
-    const Command command = Unpack(packed);
-    switch (command.call) {
+    DEEPNET_CHECK(command.size() >= 2) << "a command of " << command.size() << " numbers";
+    const int32_t state = command[1];
+    const std::span<const int32_t> arguments = std::span(command).subspan(2);
+    switch (static_cast<Call>(command[0])) {
       case Call::kStart: {
-        auto state = scorer.Start(UnpackLists(command.arguments));
-        if (steps) states[command.state] = std::move(state);
+        auto started = scorer.Start(UnpackLists(arguments));
+        if (steps) states[state] = std::move(started);
         break;
       }
       case Call::kReorder:
-        scorer.Reorder(*states.at(command.state), command.arguments);
+        scorer.Reorder(*states.at(state), arguments);
         break;
       case Call::kStep:
-        scorer.Step(*states.at(command.state), command.arguments, {});
+        scorer.Step(*states.at(state), arguments, {});
         break;
       case Call::kDrop:
-        states.erase(command.state);
+        states.erase(state);
         break;
       case Call::kScorePairs:
-        pair_scorer.LogProbabilities(UnpackPairs(command.arguments));
+        pair_scorer.LogProbabilities(UnpackPairs(arguments));
         break;
       case Call::kShow:
-        if (!show) break;
-        show({command.arguments.begin() + 1, command.arguments.end()},
-             command.arguments[0] / kUnitFraction);
+        if (show) show({arguments.begin() + 1, arguments.end()}, arguments[0] / kUnitFraction);
         break;
       case Call::kStop:
         return link.Finish();

@@ -48,7 +48,8 @@ std::string Seconds(double seconds) {
 
 class Diagnosis {
  public:
-  Diagnosis(const DoctorNeeds& needs, DoctorReport& report) : needs_(needs), report_(report) {}
+  Diagnosis(int64_t folder_bytes, DoctorReport& report)
+      : folder_bytes_(folder_bytes), report_(report) {}
 
   void Run() {
     Same("program", "build", true,
@@ -139,10 +140,10 @@ class Diagnosis {
       Add(!absl::StartsWith(failure, "flock: "),
           absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", failure));
     }
-    if (!rank.folder().empty() && rank.free_bytes() < needs_.folder_bytes) {
+    if (!rank.folder().empty() && rank.free_bytes() < folder_bytes_) {
       Add(true,
           absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": ", ByteText(rank.free_bytes()),
-                       " free, two checkpoints need ", ByteText(needs_.folder_bytes)));
+                       " free, two checkpoints need ", ByteText(folder_bytes_)));
     }
     if (rank.sync_seconds() <= kSlowSync) return;
     Add(false, absl::StrCat(NameOf(rank), ": folder ", rank.folder(), ": a small file was durable ",
@@ -156,22 +157,18 @@ class Diagnosis {
       rates.push_back(link.bytes_per_second());
       latencies.push_back(link.latency_seconds());
     }
-    std::sort(latencies.begin(), latencies.end());
-    const double rate = Median(rates);
-    const double latency = latencies.empty() ? 0.0 : latencies[(latencies.size() - 1) / 2];
+    const double rate = Median(std::move(rates)), latency = LowerMedian(std::move(latencies));
+    const std::string median = absl::StrCat(
+        ", the median of links ", between_hosts ? "between hosts" : "inside of hosts", " is ");
     for (const DoctorLink& link : report_.links()) {
       if (link.between_hosts() != between_hosts) continue;
       const std::string name = absl::StrCat("link from ", NameOf(report_.ranks(link.from())),
                                             " to ", NameOf(report_.ranks(link.to())), ": ");
       if (link.bytes_per_second() < kSlowLink * rate) {
-        Add(false,
-            absl::StrCat(name, Rate(link.bytes_per_second()), ", the median of links ",
-                         between_hosts ? "between hosts" : "inside of hosts", " is ", Rate(rate)));
+        Add(false, absl::StrCat(name, Rate(link.bytes_per_second()), median, Rate(rate)));
       }
       if (link.latency_seconds() > std::max(kLate * latency, latency + kLateAtLeast)) {
-        Add(false, absl::StrCat(name, "latency ", Seconds(link.latency_seconds()),
-                                ", the median of links ",
-                                between_hosts ? "between hosts" : "inside of hosts", " is ",
+        Add(false, absl::StrCat(name, "latency ", Seconds(link.latency_seconds()), median,
                                 Seconds(latency)));
       }
     }
@@ -188,7 +185,7 @@ class Diagnosis {
     }
   }
 
-  const DoctorNeeds& needs_;
+  const int64_t folder_bytes_;
   DoctorReport& report_;
 };
 
@@ -290,7 +287,7 @@ void MergeChecks(DoctorReport& report) {
   }
 }
 
-void Diagnose(const DoctorNeeds& needs, DoctorReport& report) { Diagnosis(needs, report).Run(); }
+void Diagnose(int64_t folder_bytes, DoctorReport& report) { Diagnosis(folder_bytes, report).Run(); }
 
 std::string DoctorTable(const DoctorReport& report) {
   std::string text;

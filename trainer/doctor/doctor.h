@@ -1,16 +1,11 @@
 // Examines the ranks of a job and the ways between them before anything is trained: what each may
 // use, how fast it is, whether its arithmetic and its messages are right, and whether all of them
 // together compute what one rank computes. docs/design/doctor.md says what is compared with what.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const DoctorReport report, RunDoctor({.world = &world, .folder =
-//   {fs.get()}})); if (world.rank() == 0) std::cout << DoctorTable(report);
 #pragma once
 
 #include <functional>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -19,19 +20,6 @@ namespace deepnet {
 namespace {
 
 constexpr char kText[] = "deepnet doctor";
-
-// A file that is gone at the end of a scope.
-class Leftover {
- public:
-  Leftover(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
-  ~Leftover() { files_.Delete(path_).IgnoreError(); }
-  Leftover(const Leftover&) = delete;
-  Leftover& operator=(const Leftover&) = delete;
-
- private:
-  FileSystem& files_;
-  const std::string path_;
-};
 
 absl::Status WriteDurably(FileSystem& files, const std::string& path) {
   ASSIGN_OR_RETURN(const auto file, files.CreateNew(path));
@@ -104,7 +92,9 @@ void CheckFolder(const FolderAccess& access, const std::string& folder, const st
                  DoctorRank& rank) {
   FileSystem& files = *access.files;
   const std::string first = JoinPath(folder, name), second = first + ".renamed";
-  const Leftover one(files, first), other(files, second);
+  const auto tidy = absl::MakeCleanup([&] {
+    for (const std::string& path : {first, second}) files.Delete(path).IgnoreError();
+  });
   const auto report = [&](const char* what, const absl::Status& status) {
     if (status.ok()) return;
     rank.add_folder_failures(absl::StrCat(what, ": ", std::string(status.message())));

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include <ATen/ATen.h>

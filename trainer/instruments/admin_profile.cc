@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <string>
 
 #include <ATen/ATen.h>
 

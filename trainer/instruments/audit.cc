@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <span>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -15,7 +14,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -173,31 +171,16 @@ PaperScaling ByFormula(const ModelSpec& model, int stack) {
   return {0.81 * depth, (model.deepnorm().beta_rule() == TORCHSCALE ? 1.15 : 0.87) / depth};
 }
 
-}  // namespace
-
-PaperScaling PaperScalingOf(const ModelSpec& model, int stack) {
-  PaperScaling scaling = ByFormula(model, stack);
-  const DeepNormSpec& chosen = model.deepnorm();
-  const double alpha = stack == 0 ? chosen.encoder_alpha() : chosen.decoder_alpha();
-  const double beta = stack == 0 ? chosen.encoder_beta() : chosen.decoder_beta();
-  if (alpha != 0) scaling.alpha = alpha;
-  if (beta != 0) scaling.beta = beta;
-  return scaling;
-}
-
-namespace {
-
 constexpr int64_t kHeldElements = int64_t{1} << 24;  // of all tensors of a rank
 constexpr int64_t kLeastElements = 256;              // of each
 constexpr double kFormulaTolerance = 1e-6;           // relative
 constexpr size_t kFaultsNamed = 5;
 
-bool IsTable(Role role) { return role == Role::kEmbedding || role == Role::kPosition; }
-
 double GainOf(const Parameter& p) {
   if (p.initial_std == 0 || p.shape.size() < 2) return 0.0;
   const auto out = static_cast<double>(p.shape[0]), in = static_cast<double>(p.shape[1]);
-  return p.initial_std / (IsTable(p.role) ? 1 / std::sqrt(in) : std::sqrt(2 / (in + out)));
+  const bool table = p.role == Role::kEmbedding || p.role == Role::kPosition;
+  return p.initial_std / (table ? 1 / std::sqrt(in) : std::sqrt(2 / (in + out)));
 }
 
 // The gain that the paper gives matrices of a group; none where theory is the Inventory's alone.
@@ -330,6 +313,16 @@ Inventory FirstRows(Parameter p, int64_t most_elements) {
 }
 
 }  // namespace
+
+PaperScaling PaperScalingOf(const ModelSpec& model, int stack) {
+  PaperScaling scaling = ByFormula(model, stack);
+  const DeepNormSpec& chosen = model.deepnorm();
+  const double alpha = stack == 0 ? chosen.encoder_alpha() : chosen.decoder_alpha();
+  const double beta = stack == 0 ? chosen.encoder_beta() : chosen.decoder_beta();
+  if (alpha != 0) scaling.alpha = alpha;
+  if (beta != 0) scaling.beta = beta;
+  return scaling;
+}
 
 AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,
                                 int64_t most_elements) {

@@ -1,6 +1,5 @@
 #include "trainer/instruments/instruments.h"
 
-#include <cmath>
 #include <cstring>
 #include <span>
 #include <string_view>
@@ -31,35 +30,6 @@ std::string_view BytesOf(std::span<const T> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-std::string HeadOf(const std::string& identity, int64_t tokens, int64_t width) {
-  return absl::StrCat(kMagic, " ", identity, " ", tokens, " ", width, "\n");
-}
-
-absl::Status Unusable(const std::string& path) {
-  return absl::NotFoundError(absl::StrCat(path, ": not of this run, or damaged"));
-}
-
-// Returns the rows after a head that is right.
-absl::StatusOr<OutputRows> Parse(const std::string& path, std::string_view bytes,
-                                 const std::string& identity) {
-  const size_t line = bytes.find('\n');
-  if (line == bytes.npos) return Unusable(path);
-  const std::vector<std::string> words = absl::StrSplit(std::string(bytes.substr(0, line)), ' ');
-  OutputRows rows;
-  if (words.size() != 4 || words[0] != kMagic || words[1] != identity ||
-      !absl::SimpleAtoi(words[2], &rows.tokens) || !absl::SimpleAtoi(words[3], &rows.width)) {
-    return Unusable(path);
-  }
-  const std::string_view values = bytes.substr(line + 1);
-  const bool positive = rows.tokens > 0 && rows.width > 0 && rows.tokens < kMaxBytes / rows.width;
-  if (!positive || values.size() != sizeof(float) * static_cast<size_t>(rows.tokens * rows.width)) {
-    return Unusable(path);
-  }
-  rows.values.resize(values.size() / sizeof(float));
-  std::memcpy(rows.values.data(), values.data(), values.size());
-  return rows;
-}
-
 // Returns the identity of a model, its seed and x; without blanks.
 std::string ReferenceIdentity(const std::string& inventory_hash, uint64_t seed,
                               const Microbatch& x) {
@@ -74,7 +44,7 @@ std::string ReferenceIdentity(const std::string& inventory_hash, uint64_t seed,
 // Replaces `path`, durably.
 absl::Status WriteReference(FileSystem& fs, const std::string& path, const std::string& identity,
                             const OutputRows& rows) {
-  std::string bytes = HeadOf(identity, rows.tokens, rows.width);
+  std::string bytes = absl::StrCat(kMagic, " ", identity, " ", rows.tokens, " ", rows.width, "\n");
   bytes += BytesOf(std::span<const float>(rows.values));
   const uint32_t crc = Crc32c(bytes);
   bytes += BytesOf(std::span(&crc, 1));
@@ -84,13 +54,29 @@ absl::Status WriteReference(FileSystem& fs, const std::string& path, const std::
 // kNotFound where there is none, or none of `identity`, or a damaged one.
 absl::StatusOr<OutputRows> ReadReference(FileSystem& fs, const std::string& path,
                                          const std::string& identity) {
+  const absl::Status unusable =
+      absl::NotFoundError(absl::StrCat(path, ": not of this run, or damaged"));
   const absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxBytes);
   uint32_t crc = 0;
-  if (!bytes.ok() || bytes->size() < sizeof(crc)) return Unusable(path);
+  if (!bytes.ok() || bytes->size() < sizeof(crc)) return unusable;
   const std::string_view checked = std::string_view(*bytes).substr(0, bytes->size() - sizeof(crc));
   std::memcpy(&crc, bytes->data() + checked.size(), sizeof(crc));
-  if (Crc32c(checked) != crc) return Unusable(path);
-  return Parse(path, checked, identity);
+  const size_t line = checked.find('\n');
+  if (Crc32c(checked) != crc || line == checked.npos) return unusable;
+  const std::vector<std::string> words = absl::StrSplit(std::string(checked.substr(0, line)), ' ');
+  OutputRows rows;
+  if (words.size() != 4 || words[0] != kMagic || words[1] != identity ||
+      !absl::SimpleAtoi(words[2], &rows.tokens) || !absl::SimpleAtoi(words[3], &rows.width)) {
+    return unusable;
+  }
+  const std::string_view values = checked.substr(line + 1);
+  const bool positive = rows.tokens > 0 && rows.width > 0 && rows.tokens < kMaxBytes / rows.width;
+  if (!positive || values.size() != sizeof(float) * static_cast<size_t>(rows.tokens * rows.width)) {
+    return unusable;
+  }
+  rows.values.resize(values.size() / sizeof(float));
+  std::memcpy(rows.values.data(), values.data(), values.size());
+  return rows;
 }
 
 constexpr double kShownShare = 0.01;  // of a run's time
@@ -104,21 +90,23 @@ Instruments::Instruments(int64_t every, const Inventory& whole, RankContext& par
   sublayers_.emplace(part.model->spec());
 }
 
-absl::StatusOr<std::unique_ptr<Instruments>> Instruments::Make(
-    const RunSpec& run, const Inventory& whole, RankContext& part, BatchSource& batches,
-    const InstrumentsOptions& options, Logger& log) {
+absl::StatusOr<std::unique_ptr<Instruments>> Instruments::Make(const RunSpec& run,
+                                                               const Inventory& whole,
+                                                               RankContext& part,
+                                                               BatchSource& batches,
+                                                               const InstrumentsOptions& options) {
   const InstrumentsSpec& spec = run.instruments();
   std::unique_ptr<Instruments> instruments(new Instruments(spec.every_steps(), whole, part));
   if (spec.every_steps() > 0 && spec.model_update()) {
-    RETURN_IF_ERROR(instruments->StartModelUpdate(run, whole, batches, options, log));
+    RETURN_IF_ERROR(instruments->StartModelUpdate(run, whole, batches, options));
   }
   return instruments;
 }
 
 // All replicas have the same weights: the first one computes.
 absl::Status Instruments::StartModelUpdate(const RunSpec& run, const Inventory& whole,
-                                           BatchSource& batches, const InstrumentsOptions& options,
-                                           Logger& log) {
+                                           BatchSource& batches,
+                                           const InstrumentsOptions& options) {
   ASSIGN_OR_RETURN(StepBatch first, AgreeOn(*part_.world, batches.ForStep(0)));
   if (part_.dp_rank == 0) {
     ASSIGN_OR_RETURN(
@@ -132,9 +120,9 @@ absl::Status Instruments::StartModelUpdate(const RunSpec& run, const Inventory& 
   RETURN_IF_ERROR(part_.world->AllReduceSum(std::span(&ranks_without, 1), part_.groups.all.limit));
   measures_model_update_ = ranks_without == 0.0;
   if (!measures_model_update_) {
-    log.Warning(absl::StrCat("instruments.model_update: ", options.folder, "/",
-                             kModelUpdateReference,
-                             " does not tell where this run began; left out of the records"));
+    options.log->Warning(
+        absl::StrCat("instruments.model_update: ", options.folder, "/", kModelUpdateReference,
+                     " does not tell where this run began; left out of the records"));
   }
   return absl::OkStatus();
 }

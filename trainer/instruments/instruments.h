@@ -41,6 +41,7 @@ struct InstrumentsOptions {
   FileSystem* files = nullptr;  // that it is reached by
   int64_t first_step = 0;       // of this start; 0: theta_0 are the weights of now
   absl::Duration message_limit = absl::InfiniteDuration();  // for one message of a forward pass
+  Logger* log = nullptr;                                    // required
 };
 
 class Instruments {
@@ -53,8 +54,7 @@ class Instruments {
   static absl::StatusOr<std::unique_ptr<Instruments>> Make(const RunSpec& run,
                                                            const Inventory& whole,
                                                            RankContext& part, BatchSource& batches,
-                                                           const InstrumentsOptions& options,
-                                                           Logger& log);
+                                                           const InstrumentsOptions& options);
 
   // Returns true if a record is made when `step` steps are done.
   bool Due(int64_t step) const { return every_ > 0 && step % every_ == 0; }
@@ -73,7 +73,7 @@ class Instruments {
   Instruments(int64_t every, const Inventory& whole, RankContext& part);
 
   absl::Status StartModelUpdate(const RunSpec& run, const Inventory& whole, BatchSource& batches,
-                                const InstrumentsOptions& options, Logger& log);
+                                const InstrumentsOptions& options);
   absl::Status MakeReference(const RunSpec& run, const Inventory& whole,
                              const InstrumentsOptions& options);
   absl::StatusOr<double> ModelUpdate(int64_t step);

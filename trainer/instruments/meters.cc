@@ -22,6 +22,23 @@ double MeanSquare(const PassContext& pass, const at::Tensor& x_RD) {
   return rows.square().sum().item<double>() / static_cast<double>(pass.rows->count);
 }
 
+// The layer that each block's elements belong to: the first that uses their parameter.
+std::vector<int> LayersOfBlocks(const Inventory& whole, std::span<const int64_t> borders) {
+  std::vector<int> layer_of_block;
+  int next = 0;  // parameter that no earlier layer uses
+  for (int l = 0; l < static_cast<int>(whole.layers.size()); ++l) {
+    for (const int p : whole.layers[l].parameters) {
+      if (p < next) continue;
+      next = p + 1;
+      const int64_t end = whole.parameters[p].offset + whole.parameters[p].NumElements();
+      while (layer_of_block.size() + 1 < borders.size() && borders[layer_of_block.size()] < end) {
+        layer_of_block.push_back(l);
+      }
+    }
+  }
+  return layer_of_block;
+}
+
 }  // namespace
 
 SublayerMeter::SublayerMeter(const ModelSpec& model)
@@ -72,27 +89,6 @@ absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Gro
   }
   return all;
 }
-
-namespace {
-
-// The layer that each block's elements belong to: the first that uses their parameter.
-std::vector<int> LayersOfBlocks(const Inventory& whole, std::span<const int64_t> borders) {
-  std::vector<int> layer_of_block;
-  int next = 0;  // parameter that no earlier layer uses
-  for (int l = 0; l < static_cast<int>(whole.layers.size()); ++l) {
-    for (const int p : whole.layers[l].parameters) {
-      if (p < next) continue;
-      next = p + 1;
-      const int64_t end = whole.parameters[p].offset + whole.parameters[p].NumElements();
-      while (layer_of_block.size() + 1 < borders.size() && borders[layer_of_block.size()] < end) {
-        layer_of_block.push_back(l);
-      }
-    }
-  }
-  return layer_of_block;
-}
-
-}  // namespace
 
 LayerMeter::LayerMeter(const Inventory& whole, const ShardLayout& layout,
                        const at::TensorOptions& options)

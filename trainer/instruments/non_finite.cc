@@ -6,7 +6,6 @@
 #include <cmath>
 #include <compare>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,59 +38,57 @@ StepReport::StepReport(const RunSpec& run, double ceiling_gflops, double peak_fl
 
 void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
   const double tokens = static_cast<double>(batch.num_target_tokens);
-  ++steps_;
-  seconds_ += seconds;
+  ++sums_.steps;
+  sums_.seconds += seconds;
   all_seconds_ += seconds;
-  target_tokens_ += tokens;
-  flops_ += StepFlops(run_.model(), batch);
+  sums_.target_tokens += tokens;
+  sums_.flops += StepFlops(run_.model(), batch);
   const MicrobatchSpec& capacity = run_.data().microbatch();
-  positions_ += static_cast<double>(batch.microbatches.size()) *
-                static_cast<double>(capacity.max_source_tokens() + capacity.max_target_tokens());
+  sums_.positions +=
+      static_cast<double>(batch.microbatches.size()) *
+      static_cast<double>(capacity.max_source_tokens() + capacity.max_target_tokens());
   for (const Microbatch& microbatch : batch.microbatches) {
-    real_positions_ +=
+    sums_.real_positions +=
         static_cast<double>(microbatch.source.NumTokens() + microbatch.target.NumTokens());
   }
   if (result.update.skipped) return;
-  loss_ += result.loss * tokens;
-  nll_ += result.nll * tokens;
-  finite_target_tokens_ += tokens;
+  sums_.loss += result.loss * tokens;
+  sums_.nll += result.nll * tokens;
+  sums_.finite_target_tokens += tokens;
 }
 
 StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
                             const TraceFigures& pipeline) {
-  if (steps_ > 0) {
-    pace_ = {.seconds_per_step = seconds_ / static_cast<double>(steps_),
-             .tokens_per_step = target_tokens_ / static_cast<double>(steps_)};
+  if (sums_.steps > 0) {
+    pace_ = {.seconds_per_step = sums_.seconds / static_cast<double>(sums_.steps),
+             .tokens_per_step = sums_.target_tokens / static_cast<double>(sums_.steps)};
   }
   StepRecord record;
   record.set_kind("train");
   record.set_step(state.step());
-  record.set_loss(finite_target_tokens_ > 0 ? loss_ / finite_target_tokens_ : last.loss);
-  record.set_nll(finite_target_tokens_ > 0 ? nll_ / finite_target_tokens_ : last.nll);
+  record.set_loss(sums_.finite_target_tokens > 0 ? sums_.loss / sums_.finite_target_tokens
+                                                 : last.loss);
+  record.set_nll(sums_.finite_target_tokens > 0 ? sums_.nll / sums_.finite_target_tokens
+                                                : last.nll);
   record.set_source_tokens(state.source_tokens());
   record.set_target_tokens(state.target_tokens());
-  record.set_tokens_per_second(real_positions_ / seconds_);
-  record.set_target_tokens_per_second(target_tokens_ / seconds_);
+  record.set_tokens_per_second(sums_.real_positions / sums_.seconds);
+  record.set_target_tokens_per_second(sums_.target_tokens / sums_.seconds);
   record.set_gradient_norm(last.update.gradient_norm);
   record.set_learning_rate(last.update.rate);
-  if (ceiling_gflops_ > 0) record.set_gemm_efficiency(flops_ / seconds_ * 1e-9 / ceiling_gflops_);
-  if (peak_flops_ > 0) record.set_mfu(flops_ / seconds_ / peak_flops_);
+  if (ceiling_gflops_ > 0)
+    record.set_gemm_efficiency(sums_.flops / sums_.seconds * 1e-9 / ceiling_gflops_);
+  if (peak_flops_ > 0) record.set_mfu(sums_.flops / sums_.seconds / peak_flops_);
   record.set_resident_bytes(PeakResidentBytes());
   record.set_skipped_steps(state.skipped_steps());
   record.set_loss_scale(last.loss_scale);
   record.set_seconds(state.train_seconds());
-  record.set_packing_efficiency(real_positions_ / positions_);
+  record.set_packing_efficiency(sums_.real_positions / sums_.positions);
   record.set_bubble(pipeline.bubble);
   record.set_exposed_communication(pipeline.exposed_communication);
   record.set_seconds_to_end(SecondsToEnd(run_.train(), state.step(), state.train_seconds(), pace_));
   Forget();
   return record;
-}
-
-void StepReport::Forget() {
-  loss_ = nll_ = finite_target_tokens_ = 0.0;
-  target_tokens_ = real_positions_ = positions_ = flops_ = seconds_ = 0.0;
-  steps_ = 0;
 }
 
 double RankMemory::Difference() const {
@@ -130,11 +127,7 @@ absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& l
   const bool apart = std::any_of(ranks.begin(), ranks.end(), [](const RankMemory& rank) {
     return std::abs(rank.Difference()) > kMemoryTolerance;
   });
-  if (apart) {
-    log.Warning(MemoryLine(ranks));
-  } else {
-    log.Info(MemoryLine(ranks));
-  }
+  apart ? log.Warning(MemoryLine(ranks)) : log.Info(MemoryLine(ranks));
   return absl::OkStatus();
 }
 

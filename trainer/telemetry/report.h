@@ -41,15 +41,20 @@ class StepReport {
   double all_seconds() const { return all_seconds_; }
 
   // Forgets the steps since the last Take.
-  void Forget();
+  void Forget() { sums_ = {}; }
 
  private:
   const RunSpec& run_;
   const double ceiling_gflops_, peak_flops_;
-  double loss_ = 0.0, nll_ = 0.0, finite_target_tokens_ = 0.0;
-  double target_tokens_ = 0.0, real_positions_ = 0.0, positions_ = 0.0;
-  double flops_ = 0.0, seconds_ = 0.0, all_seconds_ = 0.0;
-  int64_t steps_ = 0;
+  // Over the steps since the last Take.
+  struct Sums {
+    double loss = 0.0, nll = 0.0, finite_target_tokens = 0.0;
+    double target_tokens = 0.0, real_positions = 0.0, positions = 0.0;
+    double flops = 0.0, seconds = 0.0;
+    int64_t steps = 0;
+  };
+  Sums sums_;
+  double all_seconds_ = 0.0;
   Pace pace_;
 };
 

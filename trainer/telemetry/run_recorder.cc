@@ -1,7 +1,5 @@
 #include "trainer/telemetry/run_recorder.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -14,21 +12,6 @@
 #include "trainer/telemetry/spikes.h"
 
 namespace deepnet {
-namespace {
-
-// Returns "saved step 1,000: 1.2 GiB in 3.20 s, of which training stood still 0.050 s", or the
-// error.
-std::string SaveLine(const SaveRecord& record) {
-  if (!record.error().empty()) {
-    return absl::StrFormat("step %s could not be saved (%s so far): %s", WithCommas(record.step()),
-                           WithCommas(record.failed_saves()), record.error());
-  }
-  return absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s",
-                         WithCommas(record.step()), ByteText(record.bytes()), record.seconds(),
-                         record.stall_seconds());
-}
-
-}  // namespace
 
 void RunRecorder::Begin(const PhaseClock& resolving, const PhaseClock& building) {
   std::vector<TimedPhase> phases = resolving.phases();
@@ -52,10 +35,14 @@ void RunRecorder::Record(StepRecord record, NextTimes next, const std::string& f
 
 void RunRecorder::Record(const SaveRecord& record) {
   Write(record);
+  const std::string step = WithCommas(record.step());
   if (record.error().empty()) {
-    log_.Info(SaveLine(record));
+    log_.Info(absl::StrFormat("saved step %s: %s in %.2f s, of which training stood still %.3f s",
+                              step, ByteText(record.bytes()), record.seconds(),
+                              record.stall_seconds()));
   } else {
-    log_.Warning(SaveLine(record));
+    log_.Warning(absl::StrFormat("step %s could not be saved (%s so far): %s", step,
+                                 WithCommas(record.failed_saves()), record.error()));
   }
 }
 
@@ -84,9 +71,7 @@ absl::Status RunRecorder::Record(std::vector<Straggler> stragglers, int64_t step
 
 void RunRecorder::GoBack(int64_t step) {
   if (files_.events != nullptr) files_.events->GoBack(step);
-  if (files_.metrics == nullptr) return;
-  const absl::Status dropped = files_.metrics->GoBack(step);
-  if (!dropped.ok()) log_.Warning(std::string(dropped.message()));
+  if (files_.metrics != nullptr) WarnUnlessOk(files_.metrics->GoBack(step));
 }
 
 void RunRecorder::End(const Manifest& state) {
@@ -99,12 +84,12 @@ void RunRecorder::End(const Manifest& state) {
 
 void RunRecorder::Write(const google::protobuf::Message& record) {
   if (files_.prometheus != nullptr) files_.prometheus->Remember(record);
-  absl::Status written;
-  if (files_.metrics != nullptr) written = files_.metrics->Write(record);
-  if (!written.ok()) log_.Warning(std::string(written.message()));
-  absl::Status shown;
-  if (files_.events != nullptr) shown = files_.events->Write(record);
-  if (!shown.ok()) log_.Warning(std::string(shown.message()));
+  if (files_.metrics != nullptr) WarnUnlessOk(files_.metrics->Write(record));
+  if (files_.events != nullptr) WarnUnlessOk(files_.events->Write(record));
+}
+
+void RunRecorder::WarnUnlessOk(const absl::Status& status) {
+  if (!status.ok()) log_.Warning(std::string(status.message()));
 }
 
 void RunRecorder::WritePrometheus(const NextTimes& next) {

@@ -63,6 +63,7 @@ class RunRecorder {
 
  private:
   void Write(const google::protobuf::Message& record);
+  void WarnUnlessOk(const absl::Status& status);
   void WritePrometheus(const NextTimes& next);
 
   const RunFiles files_;

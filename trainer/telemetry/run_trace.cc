@@ -25,10 +25,8 @@ bool LaunchesKernels(TraceKind kind) {
 template <typename Wanted>
 std::vector<TraceEvent> InOrder(const RankTrace& trace, Wanted wanted) {
   std::vector<TraceEvent> events;
-  std::copy_if(trace.events.begin(), trace.events.end(), std::back_inserter(events),
-               [&](const TraceEvent& event) { return wanted(event.kind); });
-  std::sort(events.begin(), events.end(),
-            [](const TraceEvent& a, const TraceEvent& b) { return a.start < b.start; });
+  std::ranges::copy_if(trace.events, std::back_inserter(events), wanted, &TraceEvent::kind);
+  std::ranges::sort(events, {}, &TraceEvent::start);
   return events;
 }
 

@@ -88,12 +88,6 @@ std::shared_ptr<TensorMemory::Counts> CountOnCpu() {
 
 c10::DeviceIndex CurrentIndex() { return at::accelerator::getDeviceIndex(); }
 
-// The bytes of all kinds of pools together.
-c10::CachingAllocator::Stat BytesOn() {
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return at::accelerator::getDeviceStats(CurrentIndex()).allocated_bytes[kAll];
-}
-
 }  // namespace
 
 void TensorMemory::Counts::Add(int64_t bytes) {
@@ -107,7 +101,9 @@ TensorMemory::TensorMemory(const std::string& device)
     : counts_(device == "cpu" ? CountOnCpu() : nullptr) {}
 
 int64_t TensorMemory::peak_bytes() const {
-  return counts_ != nullptr ? counts_->peak.load() : BytesOn().peak;
+  if (counts_ != nullptr) return counts_->peak.load();
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);  // pools
+  return at::accelerator::getDeviceStats(CurrentIndex()).allocated_bytes[kAll].peak;
 }
 
 void TensorMemory::ForgetPeak() {

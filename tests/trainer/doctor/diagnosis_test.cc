@@ -59,8 +59,8 @@ DoctorReport Healthy() {
   return report;
 }
 
-std::vector<std::string> Findings(DoctorReport report, const DoctorNeeds& needs = {}) {
-  Diagnose(needs, report);
+std::vector<std::string> Findings(DoctorReport report, int64_t folder_bytes = 0) {
+  Diagnose(folder_bytes, report);
   std::vector<std::string> texts;
   for (const DoctorFinding& finding : report.findings()) {
     texts.push_back((finding.failure() ? "FAILED " : "OUTLIER ") + finding.text());
@@ -69,7 +69,7 @@ std::vector<std::string> Findings(DoctorReport report, const DoctorNeeds& needs 
 }
 
 TEST(Diagnosis, OfHealthyRanksNamesNothing) {
-  EXPECT_THAT(Findings(Healthy(), {.folder_bytes = kGiB}), IsEmpty());
+  EXPECT_THAT(Findings(Healthy(), kGiB), IsEmpty());
   DoctorReport report = Healthy();
   Diagnose({}, report);
   EXPECT_THAT(DoctorTable(report), HasSubstr("\nall is well\n"));
@@ -158,7 +158,7 @@ TEST(Diagnosis, NamesWhatAFolderCannotDo) {
   report.mutable_ranks(2)->set_free_bytes(kGiB);
   report.mutable_ranks(3)->set_sync_seconds(12);
   EXPECT_THAT(
-      Findings(report, {.folder_bytes = 2 * kGiB}),
+      Findings(report, 2 * kGiB),
       ElementsAre(
           "FAILED rank 1 (host a): folder /runs: rename: not supported",
           "FAILED rank 2 (host b): folder /runs: 1.0 GiB free, two checkpoints need 2.0 GiB",
