@@ -94,7 +94,11 @@ TEST(CudaOps, ABiasThatIsNotAlignedIsAdded) {
       const at::Tensor x = at::ones({2, 4}, operand).to(ops->OperandOptions());
       for (const int64_t begin : {12, 13, 16}) {
         const at::Tensor y = at::zeros({2, 3}, ops->ResidualOptions().dtype(type));
-        ops->Linear(2, x, *weight, flat.narrow(0, begin, 3), /*relu=*/false, y);
+        ops->Linear({.rows = 2,
+                     .x_RI = x,
+                     .weight_OI = weight.get(),
+                     .bias_O = flat.narrow(0, begin, 3),
+                     .y_RO = y});
         const at::Tensor sums = values.narrow(0, 0, 12).view({3, 4}).sum(1);
         const at::Tensor expected = (sums + values.narrow(0, begin, 3)).expand({2, 3});
         EXPECT_TRUE(at::equal(y.to(at::kCPU).to(at::kFloat), expected)) << begin;

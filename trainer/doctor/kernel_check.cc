@@ -151,8 +151,13 @@ void RunLinear(Bench& b) {
   const auto weight = MakeWeight(b, master);
   const Tensor x = b.Operand({kRoom, kWidth}, 2), bias = b.Residual({kInner}, 3);
   const Tensor y = b.Operand({kRoom, kInner}, 0), wide = b.Residual({kRoom, kInner}, 0);
-  b.ops().Linear(b.n(), x, *weight, bias, /*relu=*/true, y);
-  b.ops().Linear(b.n(), x, *weight, {}, /*relu=*/false, wide);
+  b.ops().Linear({.rows = b.n(),
+                  .x_RI = x,
+                  .weight_OI = weight.get(),
+                  .bias_O = bias,
+                  .relu = true,
+                  .y_RO = y});
+  b.ops().Linear({.rows = b.n(), .x_RI = x, .weight_OI = weight.get(), .y_RO = wide});
   b.GiveRows({y, wide});
 }
 
@@ -161,8 +166,13 @@ void RunLinearBackwardInput(Bench& b) {
   const auto weight = MakeWeight(b, master);
   const Tensor dy = b.Operand({kRoom, kInner}, 2), output = b.Operand({kRoom, kWidth}, 3);
   const Tensor dx = b.Operand({kRoom, kWidth}, 0), sum = b.Residual({kRoom, kWidth}, 4);
-  b.ops().LinearBackwardInput(b.n(), dy, *weight, output, /*accumulate=*/false, dx);
-  b.ops().LinearBackwardInput(b.n(), dy, *weight, {}, /*accumulate=*/true, sum);
+  LinearInputGradArgs args{
+      .rows = b.n(), .dy_RO = dy, .weight_OI = weight.get(), .relu_output_RI = output, .dx_RI = dx};
+  b.ops().LinearBackwardInput(args);
+  args.relu_output_RI = Tensor();
+  args.accumulate = true;
+  args.dx_RI = sum;
+  b.ops().LinearBackwardInput(args);
   b.GiveRows({dx, sum});
 }
 
@@ -221,7 +231,13 @@ void RunAddBranch(Bench& b) {
   const Tensor x = b.Residual({kRoom, kWidth}, 1), dbranch = b.Operand({kRoom, kWidth}, 0);
   const Tensor mask = b.Mask(kWidth);
   const DropoutSite site = Bench::Site(kSiteSelfAttention);
-  b.ops().AddBranch(b.n(), x, b.Operand({kRoom, kWidth}, 2), site, &b.target(), mask);
+  b.ops().ResidualNorm({.rows = b.n(),
+                        .x_RD = x,
+                        .branch_RD = b.Operand({kRoom, kWidth}, 2),
+                        .dropout = site,
+                        .ids = &b.target(),
+                        .sum_RD = x,
+                        .mask = mask});
   b.ops().AddBranchBackward(b.n(), b.Residual({kRoom, kWidth}, 3), site.rate, mask, dbranch);
   b.GiveRows({x, dbranch, mask});
 }
@@ -412,11 +428,11 @@ void RunAdam(Bench& b) {
                   .gradient = b.Residual({kCount}, 2),
                   .moment1 = moment1,
                   .moment2 = moment2,
-                  .rate = 0.1,
-                  .weight_decay = 0.01,
-                  .gradient_scale = 0.5,
-                  .step = 3,
-                  .fairseq_epsilon = fairseq});
+                  .rule = {.rate = 0.1,
+                           .weight_decay = 0.01,
+                           .gradient_scale = 0.5,
+                           .step = 3,
+                           .fairseq_epsilon = fairseq}});
     b.Give({weights, moment1, moment2});
   }
 }
@@ -602,7 +618,9 @@ Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::S
     const Tensor y = at::zeros({size, size}, ops.OperandOptions());
     const auto weight = ops.MakeWeight(master, /*backward=*/false);
     ops.Refresh(*weight);
-    const auto call = [&] { ops.Linear(size, x, *weight, {}, /*relu=*/false, y); };
+    const auto call = [&] {
+      ops.Linear({.rows = size, .x_RI = x, .weight_OI = weight.get(), .y_RO = y});
+    };
     if (SecondsOf(ops, call) < kSecondsPerCall && size < kLargest) continue;
     // A GPU multiplies zeros faster than numbers.
     x.copy_(at::randn({size, size}).to(x.scalar_type()));

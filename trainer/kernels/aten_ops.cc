@@ -105,19 +105,17 @@ class AtenOps : public Ops {
     w.operand_OI = w.master_OI.to(operand_);
   }
 
-  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
-              const Tensor& y) override {
-    Tensor out = at::matmul(First(x, rows), OperandOf(w).t()).to(residual_);
-    if (bias.defined()) out = out + bias;
-    if (relu) out = at::relu(out);
-    First(y, rows).copy_(out);
+  void Linear(const LinearArgs& a) override {
+    Tensor y = at::matmul(First(a.x_RI, a.rows), OperandOf(*a.weight_OI).t()).to(residual_);
+    if (a.bias_O.defined()) y = y + a.bias_O;
+    if (a.relu) y = at::relu(y);
+    First(a.y_RO, a.rows).copy_(y);
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
-                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
-    Tensor out = at::matmul(First(dy, rows), OperandOf(w)).to(residual_);
-    if (relu_output.defined()) out = out * First(relu_output, rows).gt(0);
-    if (accumulate) out = out + First(dx, rows);
-    First(dx, rows).copy_(out);
+  void LinearBackwardInput(const LinearInputGradArgs& a) override {
+    Tensor dx = at::matmul(First(a.dy_RO, a.rows), OperandOf(*a.weight_OI)).to(residual_);
+    if (a.relu_output_RI.defined()) dx = dx * First(a.relu_output_RI, a.rows).gt(0);
+    if (a.accumulate) dx = dx + First(a.dx_RI, a.rows);
+    First(a.dx_RI, a.rows).copy_(dx);
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -134,6 +132,8 @@ class AtenOps : public Ops {
           Dropped(First(a.branch_RD, a.rows).to(residual_), a.dropout, a.ids, a.mask);
       sum = sum.defined() ? sum + branch : branch;
     }
+    if (a.sum_RD.defined()) First(a.sum_RD, a.rows).copy_(sum);
+    if (!a.gain_D.defined()) return;
     const int64_t over = a.over_rows ? 0 : 1;
     const Tensor centred = a.centred ? sum - sum.mean(over, /*keepdim=*/true) : sum;
     const Tensor rstd = at::rsqrt((centred * centred).mean(over, /*keepdim=*/true) + a.epsilon);
@@ -169,10 +169,6 @@ class AtenOps : public Ops {
                   const Tensor& y) override {
     const Tensor scaled = First(state.xhat_RD, rows) * gain;
     First(y, rows).copy_(bias.defined() ? scaled + bias : scaled);
-  }
-  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
-                 const PackedRows* ids, const Tensor& mask) override {
-    First(x, rows).add_(Dropped(First(branch, rows), dropout, ids, mask));
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
@@ -385,19 +381,20 @@ class AtenOps : public Ops {
     return scale_G.repeat_interleave(width / scale_G.size(0));
   }
   static void AdamOfBlock(const AdamArgs& a) {
-    if (a.weight_decay != 0.0) a.weights.mul_(1.0 - a.rate * a.weight_decay);
+    const native::AdamRule& rule = a.rule;
+    if (rule.weight_decay != 0.0) a.weights.mul_(1.0 - rule.rate * rule.weight_decay);
     {
-      const Tensor g = a.gradient * a.gradient_scale;
-      a.moment1.mul_(a.beta1).add_(g, 1.0 - a.beta1);
-      a.moment2.mul_(a.beta2).add_(g * g, 1.0 - a.beta2);
+      const Tensor g = a.gradient * rule.gradient_scale;
+      a.moment1.mul_(rule.beta1).add_(g, 1.0 - rule.beta1);
+      a.moment2.mul_(rule.beta2).add_(g * g, 1.0 - rule.beta2);
     }
-    const double correction1 = 1.0 - std::pow(a.beta1, double(a.step));
-    const double root2 = std::sqrt(1.0 - std::pow(a.beta2, double(a.step)));
+    const double correction1 = 1.0 - std::pow(rule.beta1, double(rule.step));
+    const double root2 = std::sqrt(1.0 - std::pow(rule.beta2, double(rule.step)));
     const Tensor root = a.moment2.sqrt();
-    if (a.fairseq_epsilon) {
-      a.weights.sub_(a.moment1 / root.add_(a.epsilon), a.rate * root2 / correction1);
+    if (rule.fairseq_epsilon) {
+      a.weights.sub_(a.moment1 / root.add_(rule.epsilon), rule.rate * root2 / correction1);
     } else {
-      a.weights.sub_(a.moment1 / root.div_(root2).add_(a.epsilon), a.rate / correction1);
+      a.weights.sub_(a.moment1 / root.div_(root2).add_(rule.epsilon), rule.rate / correction1);
     }
   }
 

@@ -43,7 +43,9 @@ double ProductRate(Ops& ops, int64_t rows, int products, int64_t d, double secon
   ops.Refresh(*weight);
   const auto n = static_cast<double>(rows);
   return BestRate(products * 2.0 * n * d * 4 * d * 1e-9, seconds, [&] {
-    for (int i = 0; i < products; ++i) ops.Linear(rows, x, *weight, {}, /*relu=*/false, y);
+    for (int i = 0; i < products; ++i) {
+      ops.Linear({.rows = rows, .x_RI = x, .weight_OI = weight.get(), .y_RO = y});
+    }
     ops.session().ReadBack();
   });
 }

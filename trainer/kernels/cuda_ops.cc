@@ -106,24 +106,22 @@ class CudaOps : public TracedOps {
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
   void Refresh(Weight& weight) override;
 
-  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
-              const Tensor& y) override {
-    const Tensor& weight = OperandOf(w);
-    matmul_.Run({.a = In(x, rows),
+  void Linear(const LinearArgs& a) override {
+    const Tensor& weight = OperandOf(*a.weight_OI);
+    matmul_.Run({.a = In(a.x_RI, a.rows),
                  .b = In(weight, weight.size(0)),
                  .transpose_b = true,
-                 .y = Out(y, rows),
-                 .bias = BiasOf(w, bias, y.scalar_type()),
-                 .relu = relu});
+                 .y = Out(a.y_RO, a.rows),
+                 .bias = BiasOf(*a.weight_OI, a.bias_O, a.y_RO.scalar_type()),
+                 .relu = a.relu});
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
-                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
-    const Tensor& weight = OperandOf(w);
-    matmul_.Run({.a = In(dy, rows),
+  void LinearBackwardInput(const LinearInputGradArgs& a) override {
+    const Tensor& weight = OperandOf(*a.weight_OI);
+    matmul_.Run({.a = In(a.dy_RO, a.rows),
                  .b = In(weight, weight.size(0)),
-                 .y = Out(dx, rows),
-                 .accumulate = accumulate});
-    if (relu_output.defined()) ReluBackward(rows, relu_output, dx);
+                 .y = Out(a.dx_RI, a.rows),
+                 .accumulate = a.accumulate});
+    if (a.relu_output_RI.defined()) ReluBackward(a.rows, a.relu_output_RI, a.dx_RI);
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -147,10 +145,6 @@ class CudaOps : public TracedOps {
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {
     cuda::NormOutput(gpu_, In(state.xhat_RD, rows), Floats(gain), Floats(bias), Out(y, rows));
-  }
-  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
-                 const PackedRows* ids, const Tensor& mask) override {
-    cuda::ResidualNormForward(gpu_, AddBranchArgsOf(rows, x, branch, dropout, ids, mask));
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
@@ -193,7 +187,7 @@ class CudaOps : public TracedOps {
   }
   void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
                const Tensor& mask) override {
-    cuda::DropoutForward(gpu_, KeyOf(dropout), IdsOf(&ids), Out(x, rows), Bytes(mask));
+    cuda::DropoutForward(gpu_, dropout, IdsOf(&ids), Out(x, rows), Bytes(mask));
   }
   void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
     cuda::DropoutBackward(gpu_, rate, Bytes(mask), Out(dx, rows));
@@ -239,10 +233,7 @@ class CudaOps : public TracedOps {
     cuda::InitialNormal(gpu_, MakeKey(seed, RandomPurpose::kInitialWeight), HashName(name),
                         {Floats(x), static_cast<size_t>(x.numel())}, static_cast<float>(std));
   }
-  void Adam(const AdamArgs& a) override {
-    cuda::AdamStep(gpu_, ArgsOf(a), a.weights.numel(), Floats(a.weights), Floats(a.gradient),
-                   Floats(a.moment1), Floats(a.moment2));
-  }
+  void Adam(const AdamArgs& a) override { cuda::AdamStep(gpu_, a.rule, RangeOf(a)); }
   void SumSquares(std::span<const SquareSums> all) override;
   void Scale(int64_t rows, const Tensor& x, double factor) override {
     cuda::Scale(gpu_, static_cast<float>(factor), Out(AsMatrix(x), rows));

@@ -23,15 +23,6 @@ float* Floats(const at::Tensor& x) { return x.defined() ? x.data_ptr<float>() : 
 
 uint8_t* Bytes(const at::Tensor& x) { return x.defined() ? x.data_ptr<uint8_t>() : nullptr; }
 
-native::DropoutKey KeyOf(const DropoutSite& site) {
-  return {.seed = site.seed,
-          .step = site.step,
-          .stack = site.stack,
-          .layer = site.layer,
-          .site = site.site,
-          .rate = site.rate};
-}
-
 native::RowIds IdsOf(const PackedRows* rows) {
   if (rows == nullptr) return {};
   return {.pair = rows->pairs, .position = rows->positions};
@@ -45,10 +36,11 @@ native::ResidualNormForwardArgs ArgsOf(const ResidualNormArgs& a) {
           .centred = a.centred,
           .x = Floats(a.x_RD),
           .branch = In(a.branch_RD, a.rows),
-          .dropout = KeyOf(a.dropout),
+          .dropout = a.dropout,
           .ids = IdsOf(a.ids),
           .gain = Floats(a.gain_D),
           .bias = Floats(a.bias_D),
+          .sum = Floats(a.sum_RD),
           .y = Floats(a.y_RD),
           .y_operand = Out(a.y_operand_RD, a.rows),
           .xhat = a.state != nullptr ? Floats(a.state->xhat_RD) : nullptr,
@@ -73,20 +65,6 @@ native::ResidualNormBackwardArgs ArgsOf(const ResidualNormGradArgs& a, const at:
           .d_branch = Out(a.dbranch_RD, a.rows),
           .d_gain = Floats(a.dgain_D),
           .d_bias = Floats(a.dbias_D)};
-}
-
-native::ResidualNormForwardArgs AddBranchArgsOf(int64_t rows, const at::Tensor& x_RD,
-                                                const at::Tensor& branch_RD,
-                                                const DropoutSite& dropout, const PackedRows* ids,
-                                                const at::Tensor& mask) {
-  return {.rows = rows,
-          .width = x_RD.size(1),
-          .x = Floats(x_RD),
-          .branch = In(branch_RD, rows),
-          .dropout = KeyOf(dropout),
-          .ids = IdsOf(ids),
-          .sum = Floats(x_RD),
-          .mask = Bytes(mask)};
 }
 
 native::ScaleShiftForwardArgs ArgsOf(const ScaleShiftArgs& a) {
@@ -126,7 +104,7 @@ native::AttentionForwardArgs ArgsOf(const AttentionArgs& a) {
           .q = In(a.q_RD, a.queries->count),
           .k = In(a.k_RD, a.keys->count),
           .v = In(a.v_RD, a.keys->count),
-          .dropout = KeyOf(a.dropout),
+          .dropout = a.dropout,
           .q_ids = IdsOf(a.queries),
           .context = Out(a.context_RD, a.queries->count),
           .lse = Floats(a.log_sum_exp_RH)};
@@ -141,7 +119,7 @@ native::AttentionBackwardArgs ArgsOf(const AttentionGradArgs& g) {
           .lse = Floats(a.log_sum_exp_RH),
           .context = In(a.context_RD, a.queries->count),
           .d_context = In(g.dcontext_RD, a.queries->count),
-          .dropout = KeyOf(a.dropout),
+          .dropout = a.dropout,
           .q_ids = IdsOf(a.queries),
           .dq = Out(g.dq_RD, a.queries->count),
           .dk = Out(g.dk_RD, a.keys->count),
@@ -170,7 +148,7 @@ native::EmbedForwardArgs ArgsOf(const EmbedArgs& a) {
           .scale = static_cast<float>(a.scale),
           .positions = Floats(a.positions_PD),
           .max_positions = a.positions_PD.size(0),
-          .dropout = KeyOf(a.dropout),
+          .dropout = a.dropout,
           .x = Floats(a.x_RD),
           .x_operand = Out(a.x_operand_RD, a.rows->count),
           .mask = Bytes(a.mask)};
@@ -197,16 +175,12 @@ native::EmbedBackwardArgs PositionArgsOf(const EmbedGradArgs& a) {
   return args;
 }
 
-native::AdamArgs ArgsOf(const AdamArgs& a) {
-  return {.learning_rate = a.rate,
-          .beta1 = a.beta1,
-          .beta2 = a.beta2,
-          .epsilon = a.epsilon,
-          .weight_decay = a.weight_decay,
-          .step = a.step,
-          .gradient_scale = static_cast<float>(a.gradient_scale),
-          .convention = a.fairseq_epsilon ? native::AdamConvention::kFairseq
-                                          : native::AdamConvention::kTorch};
+native::AdamRange RangeOf(const AdamArgs& a) {
+  return {.n = a.weights.numel(),
+          .weights = Floats(a.weights),
+          .gradient = Floats(a.gradient),
+          .m = Floats(a.moment1),
+          .v = Floats(a.moment2)};
 }
 
 }  // namespace deepnet

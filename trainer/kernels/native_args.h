@@ -27,17 +27,11 @@ native::Matrix Out(const at::Tensor& x, int64_t rows);
 float* Floats(const at::Tensor& x);
 uint8_t* Bytes(const at::Tensor& x);
 
-native::DropoutKey KeyOf(const DropoutSite& site);
 native::RowIds IdsOf(const PackedRows* rows);  // null: none
 
 native::ResidualNormForwardArgs ArgsOf(const ResidualNormArgs& a);
 // `dy_RD` stands for a.dy_RD, in float32; undefined: the kernel is given a.dy_RD by itself.
 native::ResidualNormBackwardArgs ArgsOf(const ResidualNormGradArgs& a, const at::Tensor& dy_RD);
-// Ops::AddBranch is a ResidualNorm whose sum alone is wanted.
-native::ResidualNormForwardArgs AddBranchArgsOf(int64_t rows, const at::Tensor& x_RD,
-                                                const at::Tensor& branch_RD,
-                                                const DropoutSite& dropout, const PackedRows* ids,
-                                                const at::Tensor& mask);
 native::ScaleShiftForwardArgs ArgsOf(const ScaleShiftArgs& a);
 native::ScaleShiftBackwardArgs ArgsOf(const ScaleShiftGradArgs& a);
 native::AttentionForwardArgs ArgsOf(const AttentionArgs& a);
@@ -47,6 +41,6 @@ native::EmbedForwardArgs ArgsOf(const EmbedArgs& a);
 // For the table of tokens; PositionArgsOf for the learned positions.
 native::EmbedBackwardArgs ArgsOf(const EmbedGradArgs& a);
 native::EmbedBackwardArgs PositionArgsOf(const EmbedGradArgs& a);
-native::AdamArgs ArgsOf(const AdamArgs& a);
+native::AdamRange RangeOf(const AdamArgs& a);
 
 }  // namespace deepnet

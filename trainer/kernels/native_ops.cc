@@ -98,17 +98,15 @@ class NativeOps : public Ops {
     w.packed.Pack(pool_, w.master_OI.const_data_ptr<float>());
   }
 
-  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
-              const Tensor& y) override {
-    native::LinearForward(pool_, table_, In(x, rows), PackedOf(w), Floats(bias), relu,
-                          Out(y, rows));
+  void Linear(const LinearArgs& a) override {
+    native::LinearForward(pool_, table_, In(a.x_RI, a.rows), PackedOf(*a.weight_OI),
+                          Floats(a.bias_O), a.relu, Out(a.y_RO, a.rows));
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
-                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
-    const native::ConstMatrix positive = In(relu_output, rows);
-    native::LinearBackwardInput(pool_, table_, In(dy, rows), PackedOf(w),
-                                relu_output.defined() ? &positive : nullptr, accumulate,
-                                Out(dx, rows));
+  void LinearBackwardInput(const LinearInputGradArgs& a) override {
+    const native::ConstMatrix positive = In(a.relu_output_RI, a.rows);
+    native::LinearBackwardInput(pool_, table_, In(a.dy_RO, a.rows), PackedOf(*a.weight_OI),
+                                a.relu_output_RI.defined() ? &positive : nullptr, a.accumulate,
+                                Out(a.dx_RI, a.rows));
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -130,11 +128,6 @@ class NativeOps : public Ops {
                   const Tensor& y) override {
     native::NormOutput(pool_, table_, In(state.xhat_RD, rows), Floats(gain), Floats(bias),
                        Out(y, rows));
-  }
-  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
-                 const PackedRows* ids, const Tensor& mask) override {
-    native::ResidualNormForward(pool_, table_,
-                                AddBranchArgsOf(rows, x, branch, dropout, ids, mask));
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
@@ -173,7 +166,7 @@ class NativeOps : public Ops {
   }
   void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
                const Tensor& mask) override {
-    native::DropoutForward(pool_, table_, KeyOf(dropout), IdsOf(&ids), Out(x, rows), Bytes(mask));
+    native::DropoutForward(pool_, table_, dropout, IdsOf(&ids), Out(x, rows), Bytes(mask));
   }
   void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
     native::DropoutBackward(pool_, table_, rate, Bytes(mask), Out(dx, rows));
@@ -243,10 +236,7 @@ class NativeOps : public Ops {
                         for (float& value : values) value *= static_cast<float>(std);
                       });
   }
-  void Adam(const AdamArgs& a) override {
-    native::AdamStep(pool_, table_, ArgsOf(a), a.weights.numel(), Floats(a.weights),
-                     Floats(a.gradient), Floats(a.moment1), Floats(a.moment2));
-  }
+  void Adam(const AdamArgs& a) override { native::AdamStep(pool_, table_, a.rule, RangeOf(a)); }
   void SumSquares(std::span<const SquareSums> all) override {
     for (const SquareSums& one : all) {
       native::SumSquares(pool_, table_, Floats(one.x), one.x.numel(), one.sums);

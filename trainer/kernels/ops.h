@@ -32,21 +32,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "trainer/kernels/device_session.h"
+#include "trainer/kernels/native/adam.h"
+#include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/sampling.h"
 #include "trainer/kernels/packed_rows.h"
 
 namespace deepnet {
-
-// The place where a dropout mask is drawn. Together with a row's pair and position and a feature it
-// determines one decision (docs/design/random.md).
-struct DropoutSite {
-  uint64_t seed = 0;
-  int64_t step = 0;
-  int stack = 0;  // 0 encoder, 1 decoder
-  int layer = 0;
-  int site = 0;       // see Site
-  double rate = 0.0;  // 0: no dropout, nothing is drawn
-};
 
 // Values of DropoutSite::site. Persistent.
 enum Site : int {
@@ -65,6 +56,26 @@ class Weight {
   virtual ~Weight() = default;
 };
 
+// y_RO = x_RI W^T + bias, then max(0, .) if `relu`.
+struct LinearArgs {
+  int64_t rows = 0;
+  at::Tensor x_RI;  // operand
+  const Weight* weight_OI = nullptr;
+  at::Tensor bias_O;  // residual; undefined: 0
+  bool relu = false;
+  at::Tensor y_RO;  // out, operand or residual
+};
+
+// dx_RI = dy_RO W, zeroed where the output of a ReLU is not positive.
+struct LinearInputGradArgs {
+  int64_t rows = 0;
+  at::Tensor dy_RO;  // operand
+  const Weight* weight_OI = nullptr;
+  at::Tensor relu_output_RI;  // undefined: nothing is zeroed
+  bool accumulate = false;    // add to dx, which is residual
+  at::Tensor dx_RI;           // out, operand or residual
+};
+
 // State of a normalisation for its backward pass.
 struct NormState {
   at::Tensor xhat_RD;  // residual: normalised rows
@@ -75,7 +86,7 @@ struct NormState {
 // N(s) = (s - mean) / sqrt(variance + epsilon), or where it is not centred s / sqrt(mean square +
 // epsilon): LayerNorm and RMSNorm, with mean and variance over the features of a row. With
 // over_rows they are those of each feature over the real rows: BatchNorm (Ioffe & Szegedy, 2015),
-// always by the statistics of the rows given.
+// always by the statistics of the rows given. Without a gain the sum alone is wanted.
 struct ResidualNormArgs {
   int64_t rows = 0;
   at::Tensor x_RD;       // residual; undefined: 0
@@ -85,9 +96,10 @@ struct ResidualNormArgs {
   const PackedRows* ids = nullptr;  // for dropout
   bool centred = true;
   bool over_rows = false;  // only centred
-  at::Tensor gain_D;       // residual
+  at::Tensor gain_D;       // residual; undefined: nothing is normalised
   at::Tensor bias_D;       // residual; undefined: 0
   double epsilon = 1e-5;
+  at::Tensor sum_RD;           // out, residual; may be x_RD; defined where there is no gain
   at::Tensor y_RD;             // out, residual; may be x_RD; undefined: not wanted
   at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
   NormState* state = nullptr;  // out; null in inference
@@ -239,11 +251,7 @@ struct SquareSums {
 // One Adam update of a flat range (docs/design/optimizer.md).
 struct AdamArgs {
   at::Tensor weights, gradient, moment1, moment2;  // residual [n]
-  double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
-  double weight_decay = 0.0;    // decoupled: weights -= rate * weight_decay * weights, first
-  double gradient_scale = 1.0;  // clipping, and what the loss was scaled by
-  int64_t step = 1;             // 1 for the first update
-  bool fairseq_epsilon = true;  // beside the uncorrected root; false: beside the corrected one
+  native::AdamRule rule;
 };
 
 // The operations that forward and backward passes of layers consist of.
@@ -260,15 +268,8 @@ class LayerOps {
   // Takes over the master's values; must be called after each change of the master.
   virtual void Refresh(Weight& weight) = 0;
 
-  // y_RO = x_RI W^T + bias, then max(0, .) if `relu`. x operand; y operand or residual; bias
-  // residual, undefined: 0.
-  virtual void Linear(int64_t rows, const at::Tensor& x_RI, const Weight& w,
-                      const at::Tensor& bias_O, bool relu, const at::Tensor& y_RO) = 0;
-  // dx_RI = dy_RO W, zeroed where `relu_output_RI` (if defined) is not positive. dy operand; dx
-  // operand or residual; `accumulate` (residual only) adds to dx.
-  virtual void LinearBackwardInput(int64_t rows, const at::Tensor& dy_RO, const Weight& w,
-                                   const at::Tensor& relu_output_RI, bool accumulate,
-                                   const at::Tensor& dx_RI) = 0;
+  virtual void Linear(const LinearArgs& args) = 0;
+  virtual void LinearBackwardInput(const LinearInputGradArgs& args) = 0;
   // dw_OI += dy^T x, dbias_O += column sums of dy (undefined: not wanted). dy, x operand; dw, dbias
   // residual. Sums are a chain over fixed blocks of rows.
   virtual void LinearBackwardWeight(int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
@@ -280,11 +281,7 @@ class LayerOps {
   // bias may be undefined.
   virtual void NormOutput(int64_t rows, const NormState& state, const at::Tensor& gain_D,
                           const at::Tensor& bias_D, const at::Tensor& y_operand_RD) = 0;
-  // x (residual) += dropout(branch), which is residual or operand; writes `mask` as ResidualNorm
-  // does. Backward: dbranch (operand) = masked dx (residual).
-  virtual void AddBranch(int64_t rows, const at::Tensor& x_RD, const at::Tensor& branch_RD,
-                         const DropoutSite& dropout, const PackedRows* ids,
-                         const at::Tensor& mask) = 0;
+  // The backward pass of a ResidualNorm without a gain: dbranch (operand) = masked dx (residual).
   virtual void AddBranchBackward(int64_t rows, const at::Tensor& dx_RD, double dropout_rate,
                                  const at::Tensor& mask, const at::Tensor& dbranch_RD) = 0;
 

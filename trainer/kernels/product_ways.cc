@@ -79,9 +79,19 @@ ProductWay Native(const ComputeSpec& compute, const ProductTask& task, Operands 
   }
   const auto call = [&] {
     if (form == ProductForm::kForward) {
-      ops->Linear(rows, x.a, *weight, task.bias ? bias : Tensor(), task.relu, x.y);
+      ops->Linear({.rows = rows,
+                   .x_RI = x.a,
+                   .weight_OI = weight.get(),
+                   .bias_O = task.bias ? bias : Tensor(),
+                   .relu = task.relu,
+                   .y_RO = x.y});
     } else if (form == ProductForm::kInputGradient) {
-      ops->LinearBackwardInput(rows, x.a, *weight, relu_output, task.accumulate, x.y);
+      ops->LinearBackwardInput({.rows = rows,
+                                .dy_RO = x.a,
+                                .weight_OI = weight.get(),
+                                .relu_output_RI = relu_output,
+                                .accumulate = task.accumulate,
+                                .dx_RI = x.y});
     } else {
       ops->LinearBackwardWeight(depth, x.a, x.b, x.y, task.bias ? bias : Tensor());
     }

@@ -32,15 +32,13 @@ class TimedOps : public TracedOps {
   }
 
   void Refresh(Weight& weight) override { Time<&Ops::Refresh>("Refresh", weight); }
-  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool relu,
-              const Tensor& y) override {
-    Time<&Ops::Linear>("Linear", rows, x, w, bias, relu, y);
-    Note({ProductForm::kForward, rows, y.size(1), x.size(1)});
+  void Linear(const LinearArgs& a) override {
+    Time<&Ops::Linear>("Linear", a);
+    Note({ProductForm::kForward, a.rows, a.y_RO.size(1), a.x_RI.size(1)});
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w, const Tensor& relu,
-                           bool accumulate, const Tensor& dx) override {
-    Time<&Ops::LinearBackwardInput>("LinearBackwardInput", rows, dy, w, relu, accumulate, dx);
-    Note({ProductForm::kInputGradient, rows, dx.size(1), dy.size(1)});
+  void LinearBackwardInput(const LinearInputGradArgs& a) override {
+    Time<&Ops::LinearBackwardInput>("LinearBackwardInput", a);
+    Note({ProductForm::kInputGradient, a.rows, a.dx_RI.size(1), a.dy_RO.size(1)});
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -48,7 +46,7 @@ class TimedOps : public TracedOps {
     Note({ProductForm::kWeightGradient, dw.size(0), dw.size(1), rows});
   }
   void ResidualNorm(const ResidualNormArgs& a) override {
-    Time<&Ops::ResidualNorm>("ResidualNorm", a);
+    Time<&Ops::ResidualNorm>(a.gain_D.defined() ? "ResidualNorm" : "ResidualSum", a);
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     Time<&Ops::ResidualNormBackward>("ResidualNormBackward", a);
@@ -56,10 +54,6 @@ class TimedOps : public TracedOps {
   void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
                   const Tensor& y) override {
     Time<&Ops::NormOutput>("NormOutput", rows, state, gain, bias, y);
-  }
-  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite& dropout,
-                 const PackedRows* ids, const Tensor& mask) override {
-    Time<&Ops::AddBranch>("AddBranch", rows, x, branch, dropout, ids, mask);
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {

@@ -90,20 +90,21 @@ class NotingOps : public CostOps {
   }
   void Refresh(Weight&) override {}
 
-  void Linear(int64_t rows, const Tensor& x, const Weight& w, const Tensor& bias, bool,
-              const Tensor& y) override {
+  void Linear(const LinearArgs& a) override {
+    const Tensor& bias = a.bias_O;
+    const Tensor& y = a.y_RO;
     // A bias that does not lie where products read it, behind the single factors of some schemes,
     // is copied there.
     if (bias.defined() && bias.storage_offset() * y.element_size() % kBiasAlignment != 0) {
       Kernel("Cast", static_cast<double>(bias.numel()) * (kFloat + Size(y)));
     }
-    Product(ProductForm::kForward, LabelOf(w), rows, y.size(1), x.size(1), Size(y));
+    Product(ProductForm::kForward, LabelOf(*a.weight_OI), a.rows, y.size(1), a.x_RI.size(1),
+            Size(y));
   }
-  void LinearBackwardInput(int64_t rows, const Tensor& dy, const Weight& w,
-                           const Tensor& relu_output, bool accumulate, const Tensor& dx) override {
-    Product(ProductForm::kInputGradient, LabelOf(w), rows, dx.size(1), dy.size(1),
-            accumulate ? 2 * Size(dx) : Size(dx));
-    if (relu_output.defined()) ReluBackward(rows, relu_output, dx);
+  void LinearBackwardInput(const LinearInputGradArgs& a) override {
+    Product(ProductForm::kInputGradient, LabelOf(*a.weight_OI), a.rows, a.dx_RI.size(1),
+            a.dy_RO.size(1), a.accumulate ? 2 * Size(a.dx_RI) : Size(a.dx_RI));
+    if (a.relu_output_RI.defined()) ReluBackward(a.rows, a.relu_output_RI, a.dx_RI);
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor&, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -114,8 +115,9 @@ class NotingOps : public CostOps {
   }
 
   void ResidualNorm(const ResidualNormArgs& a) override {
-    const auto columns = static_cast<double>(a.gain_D.size(0));
-    const Traffic sum = {Size(a.x_RD) + Size(a.branch_RD), MaskSize(a.mask)};
+    const double columns = Columns(a.x_RD.defined() ? a.x_RD : a.branch_RD);
+    const Traffic sum = {Size(a.x_RD) + Size(a.branch_RD), MaskSize(a.mask) + Size(a.sum_RD)};
+    if (!a.gain_D.defined()) return Sweep("ResidualSum", a.rows, columns, sum);
     if (!a.over_rows) {
       const double results = Size(a.y_RD) + Size(a.y_operand_RD);
       return Sweep("ResidualNorm", a.rows, columns, {sum.read, sum.written + kXhat + results});
@@ -140,10 +142,6 @@ class NotingOps : public CostOps {
   void NormOutput(int64_t rows, const NormState&, const Tensor&, const Tensor&,
                   const Tensor& y) override {
     Sweep("NormOutput", rows, Columns(y), {kXhat, Size(y)});
-  }
-  void AddBranch(int64_t rows, const Tensor& x, const Tensor& branch, const DropoutSite&,
-                 const PackedRows*, const Tensor& mask) override {
-    Sweep("ResidualSum", rows, Columns(x), {Size(x) + Size(branch), Size(x) + MaskSize(mask)});
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double, const Tensor& mask,
                          const Tensor& dbranch) override {

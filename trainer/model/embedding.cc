@@ -104,7 +104,10 @@ void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD, con
 
 void OutputLayer::Logits(const PassContext& pass, const at::Tensor& hidden_RD,
                          const at::Tensor& logits_RV) const {
-  pass.ops->Linear(pass.rows->count, hidden_RD, *weight_VD_, {}, /*relu=*/false, logits_RV);
+  pass.ops->Linear({.rows = pass.rows->count,
+                    .x_RI = hidden_RD,
+                    .weight_OI = weight_VD_.get(),
+                    .y_RO = logits_RV});
 }
 
 }  // namespace deepnet

@@ -121,14 +121,12 @@ void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& st
   if (pass.microbatch->probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
   if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
-    pass.ops->AddBranch(pass.rows->count, second_RD, branch_RD, At(dropout_, pass), pass.rows,
-                        pass.keep() ? saved.mask : at::Tensor());
+    AddBranch(pass, second_RD, branch_RD, saved);
   }
-  if (end_norm_) {
-    AddBranchAndNorm(pass, stream, branch_RD, saved);
-  } else {
-    AddBranch(pass, stream, branch_RD, saved);
-  }
+  if (end_norm_) return AddBranchAndNorm(pass, stream, branch_RD, saved);
+  if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
+  AddBranch(pass, stream.value_RD, branch_RD, saved);
+  if (!scheme_.input_norm) FillOperand(pass, stream);
 }
 
 // The fused steps below leave neither dropout(branch) nor the sum, so both are computed here for
@@ -139,8 +137,7 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
   SublayerView view = View(stream);
   const at::Tensor x_RD = FirstRows(pass.rows->count, stream.value_RD);
   view.branch_RD = at::zeros_like(x_RD);
-  pass.ops->AddBranch(pass.rows->count, view.branch_RD, branch_RD, At(dropout_, pass), pass.rows,
-                      pass.keep() ? saved.mask : at::Tensor());
+  AddBranch(pass, view.branch_RD, branch_RD, saved);
   if (scheme_.end_norm) {
     view.sum_RD = at::empty_like(x_RD);
     view.sum_RD.copy_(x_RD);
@@ -169,13 +166,15 @@ void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const Residua
   pass.ops->ResidualNorm(args);
 }
 
-// stream <- stream + dropout(branch), or dropout(branch) alone.
-void ResidualConnection::AddBranch(const PassContext& pass, const ResidualStream& stream,
-                                   const at::Tensor& branch_RD, Saved& saved) const {
-  if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
-  pass.ops->AddBranch(pass.rows->count, stream.value_RD, branch_RD, At(dropout_, pass), pass.rows,
-                      pass.keep() ? saved.mask : at::Tensor());
-  if (!scheme_.input_norm) FillOperand(pass, stream);
+void ResidualConnection::AddBranch(const PassContext& pass, const at::Tensor& x_RD,
+                                   const at::Tensor& branch_RD, const Saved& saved) const {
+  pass.ops->ResidualNorm({.rows = pass.rows->count,
+                          .x_RD = x_RD,
+                          .branch_RD = branch_RD,
+                          .dropout = At(dropout_, pass),
+                          .ids = pass.rows,
+                          .sum_RD = x_RD,
+                          .mask = pass.keep() ? saved.mask : at::Tensor()});
 }
 
 at::Tensor ResidualConnection::Input(const PassContext& pass, const Saved& saved,

@@ -89,8 +89,9 @@ class ResidualConnection {
   SublayerView View(const ResidualStream& stream) const;
   void ShowLeave(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
                  const Saved& saved) const;
-  void AddBranch(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
-                 Saved& saved) const;
+  // x += dropout(branch).
+  void AddBranch(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& branch_RD,
+                 const Saved& saved) const;
   void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
                         const at::Tensor& branch_RD, Saved& saved) const;
 

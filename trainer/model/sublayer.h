@@ -36,11 +36,21 @@ class LinearLayer {
 
   void Refresh(Ops& ops) { ops.Refresh(*weight_); }
   void Forward(const PassContext& pass, const at::Tensor& x, bool relu, const at::Tensor& y) const {
-    pass.ops->Linear(pass.rows->count, x, *weight_, bias_, relu, y);
+    pass.ops->Linear({.rows = pass.rows->count,
+                      .x_RI = x,
+                      .weight_OI = weight_.get(),
+                      .bias_O = bias_,
+                      .relu = relu,
+                      .y_RO = y});
   }
   void BackwardInput(const PassContext& pass, const at::Tensor& dy, const at::Tensor& relu_output,
                      bool accumulate, const at::Tensor& dx) const {
-    pass.ops->LinearBackwardInput(pass.rows->count, dy, *weight_, relu_output, accumulate, dx);
+    pass.ops->LinearBackwardInput({.rows = pass.rows->count,
+                                   .dy_RO = dy,
+                                   .weight_OI = weight_.get(),
+                                   .relu_output_RI = relu_output,
+                                   .accumulate = accumulate,
+                                   .dx_RI = dx});
   }
   // Deferred if the pass says so. `one_input`: see DeferredWeights::Add.
   void BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,

@@ -88,14 +88,14 @@ void OptimizerStep::Update(Ops& ops, Parameters& parameters, int64_t update, dou
               .gradient = parameters.gradient().narrow(0, range.gradient, range.count),
               .moment1 = parameters.moment1().narrow(0, range.state, range.count),
               .moment2 = parameters.moment2().narrow(0, range.state, range.count),
-              .rate = rate,
-              .beta1 = optim_.beta1(),
-              .beta2 = optim_.beta2(),
-              .epsilon = optim_.epsilon(),
-              .weight_decay = range.decayed ? optim_.weight_decay() : 0.0,
-              .gradient_scale = scale,
-              .step = update,
-              .fairseq_epsilon = optim_.optimizer() == ADAM});
+              .rule = {.rate = rate,
+                       .beta1 = optim_.beta1(),
+                       .beta2 = optim_.beta2(),
+                       .epsilon = optim_.epsilon(),
+                       .weight_decay = range.decayed ? optim_.weight_decay() : 0.0,
+                       .gradient_scale = scale,
+                       .step = update,
+                       .fairseq_epsilon = optim_.optimizer() == ADAM}});
   }
   if (parameters.average().defined()) Average(ops, parameters);
 }

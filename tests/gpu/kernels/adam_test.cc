@@ -27,25 +27,23 @@ TEST(GpuAdam, HasTheBitsOfTheCpu) {
   for (const int64_t n : kLengths) {
     for (const int shift : {0, 1}) {  // of the ranges in memory: aligned or not
       SCOPED_TRACE(std::to_string(n) + " shifted by " + std::to_string(shift));
-      const bool torch = n % 2 == 0;
-      const native::AdamArgs args = {
-          .learning_rate = 3e-3,
-          .beta2 = 0.98,
-          .weight_decay = 0.01,
-          .step = 7,
-          .gradient_scale = 0.3f,
-          .convention = torch ? native::AdamConvention::kTorch : native::AdamConvention::kFairseq};
+      const native::AdamRule rule = {.rate = 3e-3,
+                                     .weight_decay = 0.01,
+                                     .gradient_scale = 0.3,
+                                     .step = 7,
+                                     .fairseq_epsilon = n % 2 != 0};
       const int64_t size = n + shift;
       const std::vector<float> gradient = RandomFloats(size, 1), weights = RandomFloats(size, 2);
       std::vector<float> m = RandomFloats(size, 3), v = RandomFloats(size, 4);
       for (float& x : v) x *= x;
       std::vector<float> twin = weights, twin_m = m, twin_v = v;
-      native::AdamStep(pool, native::Table(native::BestIsa()), args, n, twin.data() + shift,
-                       gradient.data() + shift, twin_m.data() + shift, twin_v.data() + shift);
+      native::AdamStep(pool, native::Table(native::BestIsa()), rule,
+                       {n, twin.data() + shift, gradient.data() + shift, twin_m.data() + shift,
+                        twin_v.data() + shift});
       ForThreadOrders([&](GpuStream& gpu) {
         const DeviceArray<float> w(weights), g(gradient), dm(m), dv(v);
-        AdamStep(gpu, args, n, w.data() + shift, g.data() + shift, dm.data() + shift,
-                 dv.data() + shift);
+        AdamStep(gpu, rule,
+                 {n, w.data() + shift, g.data() + shift, dm.data() + shift, dv.data() + shift});
         EXPECT_EQ(Launches(gpu), n == 0 ? 0 : 1);
         const std::vector<float> got = w.Read(gpu);
         EXPECT_TRUE(got == twin);

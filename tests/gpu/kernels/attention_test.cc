@@ -154,7 +154,7 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
   int64_t width_, q_rows_, k_rows_;
   std::vector<float> q_, k_, v_, d_context_;
   Ids ids_;
-  native::DropoutKey key_;
+  DropoutSite key_;
 };
 
 TEST_P(GpuAttention, IsThatOfTheCpu) {
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
 class GpuAttentionDropout : public ::testing::Test {
  protected:
   static constexpr int kRows = 45, kDim = 48, kHeads = 2, kWidth = kDim * kHeads;
-  static constexpr native::DropoutKey kKey = {.seed = 9, .step = 7, .site = 4, .rate = 0.4};
+  static constexpr DropoutSite kKey = {.seed = 9, .step = 7, .site = 4, .rate = 0.4};
 
   // Row r has a 1 in column r of each head.
   static DeviceMatrix Names() {

@@ -10,20 +10,20 @@
 namespace deepnet::cuda::testing {
 namespace {
 
-using native::DropoutKey;
+using DropoutSite;
 using native::MaskBytes;
 using native::RowIds;
 
-constexpr DropoutKey kFirstKey = {
+constexpr DropoutSite kFirstKey = {
     .seed = 1, .step = 1, .stack = 0, .layer = 0, .site = 1, .rate = 0.1};
-constexpr DropoutKey kFarKey = {.seed = 0xDEADBEEF12345678,
-                                .step = (int64_t{5} << 32) + 77,
-                                .stack = 1,
-                                .layer = 499,
-                                .site = 7,
-                                .rate = 0.5};
+constexpr DropoutSite kFarKey = {.seed = 0xDEADBEEF12345678,
+                                 .step = (int64_t{5} << 32) + 77,
+                                 .stack = 1,
+                                 .layer = 499,
+                                 .site = 7,
+                                 .rate = 0.5};
 
-std::vector<uint8_t> MaskOfOneRow(const DropoutKey& key, uint32_t pair, uint32_t position) {
+std::vector<uint8_t> MaskOfOneRow(const DropoutSite& key, uint32_t pair, uint32_t position) {
   Twin twin;
   TwinArray<uint32_t>& pairs = twin.Numbers({pair});
   TwinArray<uint32_t>& positions = twin.Numbers({position});
@@ -108,7 +108,7 @@ TEST(GpuDropout, RateZeroLaunchesNothing) {
   TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, 2, 9, 1);
   twin.Run([] {},
            [&](GpuStream& gpu) {
-             DropoutForward(gpu, DropoutKey{}, RowIds{}, x.at(kGpu), nullptr);
+             DropoutForward(gpu, DropoutSite{}, RowIds{}, x.at(kGpu), nullptr);
              DropoutBackward(gpu, 0.0, nullptr, x.at(kGpu));
            });
   ExpectSame(x);

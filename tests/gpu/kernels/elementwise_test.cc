@@ -159,7 +159,7 @@ TEST(GpuCast, RoundsToTheNearestFloat16WithTiesToEven) {
 
 TEST(GpuAddBranchBackward, MasksAsDropoutDoes) {
   ForAll([](const Layout& layout, Element element, const Shape& shape) {
-    const native::DropoutKey key = {.seed = 5, .step = 3, .layer = 1, .site = 2, .rate = 0.25};
+    const DropoutSite key = {.seed = 5, .step = 3, .layer = 1, .site = 2, .rate = 0.25};
     Twin twin(layout);
     TwinIds ids(twin, shape.rows);
     TwinMatrix& dx = twin.RandomMatrix(Element::kFloat32, shape.rows, shape.cols, 1);

@@ -54,7 +54,7 @@ class GpuEmbedding : public ::testing::TestWithParam<Case> {
   Case c_;
   Ids ids_;
   std::vector<int32_t> tokens_;  // some are -1
-  native::DropoutKey key_ = {.seed = 8, .step = 1, .site = 1};
+  DropoutSite key_ = {.seed = 8, .step = 1, .site = 1};
   native::ThreadPool pool_{1};
   const native::KernelTable& table_ = native::Table(native::BestIsa());
 };

@@ -138,7 +138,7 @@ class LaunchShapes : public ::testing::Test {
   GpuStream gpu_;
   emulated_gpu::OnlyCheckLaunches only_check_;
   alignas(256) char memory_[256] = {};
-  const native::DropoutKey dropout_ = {.rate = 0.1};
+  const DropoutSite dropout_ = {.rate = 0.1};
   const native::RowIds ids_ = {Memory<uint32_t>(), Memory<uint32_t>()};
 };
 

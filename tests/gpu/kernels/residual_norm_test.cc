@@ -12,7 +12,7 @@
 namespace deepnet::cuda::testing {
 namespace {
 
-using native::DropoutKey;
+using DropoutSite;
 using native::MaskBytes;
 using native::ResidualNormBackwardArgs;
 using native::ResidualNormForwardArgs;
@@ -196,7 +196,7 @@ class NormTwin {
   Twin twin_;
   const int64_t n_;
   TwinIds ids_;
-  const DropoutKey key_;
+  const DropoutSite key_;
   TwinArray<float>& x_;
   TwinMatrix& branch_;
   TwinArray<float>& gain_;

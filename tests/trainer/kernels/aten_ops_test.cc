@@ -68,12 +68,10 @@ class AtenOpsTest : public ::testing::Test {
   }
   // 1 / (1 - rate) or 0 for features first.. of each row, by the definition of one decision.
   at::Tensor Factors(const DropoutSite& site, int64_t features, int64_t first = 0) const {
-    const native::DropoutKey key{site.seed,  site.step, site.stack,
-                                 site.layer, site.site, site.rate};
     const at::Tensor factors = at::zeros({TwoSentences::kRows, features}, at::kDouble);
     for (int64_t r = 0; r < TwoSentences::kRows; ++r) {
       for (int64_t f = 0; f < features; ++f) {
-        const bool keep = native::KeepElement(key, rows_.pairs[r], rows_.positions[r], first + f);
+        const bool keep = native::KeepElement(site, rows_.pairs[r], rows_.positions[r], first + f);
         factors[r][f].fill_(keep ? 1.0 / (1.0 - site.rate) : 0.0);
       }
     }
@@ -114,14 +112,28 @@ TEST_F(AtenOpsTest, LinearAndItsBackwardEqualAutograd) {
   const auto weight = ops_->MakeWeight(w.detach().clone(), /*backward=*/true);
   ops_->Refresh(*weight);
   const at::Tensor got = Out(4), dx = Out(3);
-  ops_->Linear(n_, Padded(x), *weight, bias.detach(), /*relu=*/false, got);
+  LinearArgs args{.rows = n_,
+                  .x_RI = Padded(x),
+                  .weight_OI = weight.get(),
+                  .bias_O = bias.detach(),
+                  .y_RO = got};
+  ops_->Linear(args);
   ExpectRows(got, y);
-  ops_->Linear(n_, Padded(x), *weight, at::Tensor(), /*relu=*/true, got);
+  args.bias_O = at::Tensor();
+  args.relu = true;
+  ops_->Linear(args);
   ExpectRows(got, at::relu(at::matmul(x, w.t())));
 
-  ops_->LinearBackwardInput(n_, Padded(dy), *weight, Padded(x), /*accumulate=*/false, dx);
+  LinearInputGradArgs input{.rows = n_,
+                            .dy_RO = Padded(dy),
+                            .weight_OI = weight.get(),
+                            .relu_output_RI = Padded(x),
+                            .dx_RI = dx};
+  ops_->LinearBackwardInput(input);
   ExpectRows(dx, pre.grad());
-  ops_->LinearBackwardInput(n_, Padded(dy), *weight, at::Tensor(), /*accumulate=*/true, dx);
+  input.relu_output_RI = at::Tensor();
+  input.accumulate = true;
+  ops_->LinearBackwardInput(input);
   ExpectRows(dx, pre.grad() + at::matmul(dy, w));
 
   const at::Tensor dw = at::ones_like(w), dbias = at::ones_like(bias);
@@ -139,7 +151,7 @@ TEST_F(AtenOpsTest, AWeightIsReadAnewWhenRefreshed) {
   ops->Refresh(*weight);
   const at::Tensor x = at::ones({1, 3}, ops->OperandOptions()),
                    y = at::ones({1, 4}, ops->ResidualOptions());
-  ops->Linear(1, x, *weight, at::Tensor(), false, y);
+  ops->Linear({.rows = 1, .x_RI = x, .weight_OI = weight.get(), .y_RO = y});
   EXPECT_EQ(y.abs().max().item<float>(), 0.0f);
 }
 
@@ -195,7 +207,13 @@ TEST_F(AtenOpsTest, BranchesAndActivationsAreDroppedByTheDefinition) {
   const at::Tensor x = Numbers({n_, 13}, 1), branch = Numbers({n_, 13}, 2);
   const at::Tensor factors = Factors(Site(), 13), mask = Mask(13);
   const at::Tensor sum = Padded(x);
-  ops_->AddBranch(n_, sum, Padded(branch), Site(), &ids_, mask);
+  ops_->ResidualNorm({.rows = n_,
+                      .x_RD = sum,
+                      .branch_RD = Padded(branch),
+                      .dropout = Site(),
+                      .ids = &ids_,
+                      .sum_RD = sum,
+                      .mask = mask});
   ExpectRows(sum, x + branch * factors);
   const at::Tensor dbranch = Out(13);
   ops_->AddBranchBackward(n_, Padded(x), Site().rate, mask, dbranch);
@@ -279,14 +297,14 @@ TEST_F(AtenOpsTest, AdamFollowsItsFormula) {
                   .gradient = g,
                   .moment1 = m,
                   .moment2 = v,
-                  .rate = 0.1,
-                  .beta1 = 0.9,
-                  .beta2 = 0.8,
-                  .epsilon = 1e-3,
-                  .weight_decay = 0.01,
-                  .gradient_scale = 0.5,
-                  .step = step,
-                  .fairseq_epsilon = fairseq});
+                  .rule = {.rate = 0.1,
+                           .beta1 = 0.9,
+                           .beta2 = 0.8,
+                           .epsilon = 1e-3,
+                           .weight_decay = 0.01,
+                           .gradient_scale = 0.5,
+                           .step = step,
+                           .fairseq_epsilon = fairseq}});
     }
     for (int i = 0; i < 5; ++i) EXPECT_NEAR(w[i].item<double>(), expected[i], testing::kExact) << i;
   }

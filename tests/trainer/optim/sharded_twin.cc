@@ -87,18 +87,19 @@ RankResult RunTwin(const Job& job, const Inventory& model) {
       const auto slice = [&](const at::Tensor& x) {
         return x.narrow(0, p.offset, p.NumElements());
       };
-      ops->Adam({.weights = slice(parameters.weights()),
-                 .gradient = slice(gradient),
-                 .moment1 = slice(m),
-                 .moment2 = slice(v),
-                 .rate = optim.learning_rate(),
-                 .beta1 = optim.beta1(),
-                 .beta2 = optim.beta2(),
-                 .epsilon = optim.epsilon(),
-                 .weight_decay = p.shape.size() == 2 ? optim.weight_decay() : 0.0,
-                 .gradient_scale = norm > optim.clip_norm() ? optim.clip_norm() / norm : 1.0,
-                 .step = update,
-                 .fairseq_epsilon = true});
+      ops->Adam(
+          {.weights = slice(parameters.weights()),
+           .gradient = slice(gradient),
+           .moment1 = slice(m),
+           .moment2 = slice(v),
+           .rule = {.rate = optim.learning_rate(),
+                    .beta1 = optim.beta1(),
+                    .beta2 = optim.beta2(),
+                    .epsilon = optim.epsilon(),
+                    .weight_decay = p.shape.size() == 2 ? optim.weight_decay() : 0.0,
+                    .gradient_scale = norm > optim.clip_norm() ? optim.clip_norm() / norm : 1.0,
+                    .step = update,
+                    .fairseq_epsilon = true}});
     }
   }
   for (const Parameter& p : model.parameters) {

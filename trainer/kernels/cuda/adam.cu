@@ -12,16 +12,6 @@ using native::AdamConstants;
 
 constexpr int kThreads = 256;
 
-struct AdamRange {
-  AdamConstants constants;
-  int64_t n;
-  float* weights;
-  const float* gradient;
-  float* m;
-  float* v;
-  bool aligned;
-};
-
 struct AdamElement {
   float weight, m, v;
 };
@@ -38,20 +28,21 @@ __device__ __forceinline__ void UpdateElement(const AdamConstants& k, float grad
 }
 
 // Four elements a thread.
-__global__ void __launch_bounds__(kThreads) AdamKernel(const AdamRange p) {
+__global__ void __launch_bounds__(kThreads)
+    AdamKernel(const AdamConstants constants, const native::AdamRange p, bool aligned) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
   if (i >= p.n) return;
   const int left = static_cast<int>(min(p.n - i, int64_t{4}));
-  const bool whole = p.aligned && left == 4;
+  const bool whole = aligned && left == 4;
   const float4 g = LoadFour(p.gradient + i, left, whole);
   const float4 w = LoadFour(p.weights + i, left, whole);
   const float4 m = LoadFour(p.m + i, left, whole), v = LoadFour(p.v + i, left, whole);
   AdamElement a = {w.x, m.x, v.x}, b = {w.y, m.y, v.y};
   AdamElement c = {w.z, m.z, v.z}, d = {w.w, m.w, v.w};
-  UpdateElement(p.constants, g.x, a);
-  UpdateElement(p.constants, g.y, b);
-  UpdateElement(p.constants, g.z, c);
-  UpdateElement(p.constants, g.w, d);
+  UpdateElement(constants, g.x, a);
+  UpdateElement(constants, g.y, b);
+  UpdateElement(constants, g.z, c);
+  UpdateElement(constants, g.w, d);
   StoreFour(p.weights + i, make_float4(a.weight, b.weight, c.weight, d.weight), left, whole);
   StoreFour(p.m + i, make_float4(a.m, b.m, c.m, d.m), left, whole);
   StoreFour(p.v + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
@@ -95,17 +86,11 @@ __global__ void __launch_bounds__(kThreads) SumSquaresKernel(const RangesOfLaunc
 
 }  // namespace
 
-void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* weights,
-              const float* gradient, float* m, float* v) {
-  const AdamRange range = {.constants = native::MakeAdamConstants(args),
-                           .n = n,
-                           .weights = weights,
-                           .gradient = gradient,
-                           .m = m,
-                           .v = v,
-                           .aligned = AllWide(4, weights, gradient, m, v)};
-  if (n == 0) return;
-  Launch(gpu, "Adam", AdamKernel, BlocksOf(n, 4 * kThreads), kThreads, 0, range);
+void AdamStep(GpuStream& gpu, const native::AdamRule& rule, const native::AdamRange& range) {
+  const AdamConstants constants = native::MakeAdamConstants(rule);
+  if (range.n == 0) return;
+  Launch(gpu, "Adam", AdamKernel, BlocksOf(range.n, 4 * kThreads), kThreads, 0, constants, range,
+         AllWide(4, range.weights, range.gradient, range.m, range.v));
 }
 
 void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums) {

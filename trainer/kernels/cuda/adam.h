@@ -9,9 +9,8 @@
 
 namespace deepnet::cuda {
 
-// One update of n weights. One launch. The weights and moments are those of the CPU, bit for bit.
-void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n, float* weights,
-              const float* gradient, float* m, float* v);
+// One launch. The weights and moments are those of the CPU, bit for bit.
+void AdamStep(GpuStream& gpu, const native::AdamRule& rule, const native::AdamRange& range);
 
 // Numbers whose squares are summed.
 struct FloatRange {

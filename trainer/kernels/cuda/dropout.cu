@@ -28,7 +28,7 @@ struct DrawMask {
 
 }  // namespace
 
-void DropoutForward(GpuStream& gpu, native::DropoutKey key, native::RowIds ids, native::Matrix x,
+void DropoutForward(GpuStream& gpu, DropoutSite key, native::RowIds ids, native::Matrix x,
                     uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, native::kMaxDropoutFeatures);
   const DropoutStream stream = DropoutStreamOf(gpu, key);

@@ -19,7 +19,7 @@ struct DropoutStream : native::DropoutStream {
 
 // Returns the stream of `key`, which is then empty: no argument of a kernel tells the step where it
 // lies on the device.
-inline DropoutStream DropoutStreamOf(const GpuStream& gpu, native::DropoutKey& key) {
+inline DropoutStream DropoutStreamOf(const GpuStream& gpu, DropoutSite& key) {
   if (gpu.step() != nullptr) key.step = 0;
   return {native::MakeDropoutStream(std::exchange(key, {})), gpu.step()};
 }

@@ -22,29 +22,31 @@ double IntegerPower(double base, int64_t n) {
 
 }  // namespace
 
-AdamConstants MakeAdamConstants(const AdamArgs& args) {
-  DEEPNET_CHECK(args.step >= 1) << "step " << args.step;
-  const double c1 = 1.0 - IntegerPower(args.beta1, args.step);
-  const double root_c2 = std::sqrt(1.0 - IntegerPower(args.beta2, args.step));
-  const bool fairseq = args.convention == AdamConvention::kFairseq;
-  return {.beta1 = static_cast<float>(args.beta1),
-          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-          .beta2 = static_cast<float>(args.beta2),
-          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-          .epsilon = static_cast<float>(args.epsilon),
-          .decay = static_cast<float>(args.learning_rate * args.weight_decay),
-          .rate = static_cast<float>(fairseq ? args.learning_rate * root_c2 / c1
-                                             : args.learning_rate / c1),
+AdamConstants MakeAdamConstants(const AdamRule& rule) {
+  DEEPNET_CHECK(rule.step >= 1) << "step " << rule.step;
+  const double c1 = 1.0 - IntegerPower(rule.beta1, rule.step);
+  const double root_c2 = std::sqrt(1.0 - IntegerPower(rule.beta2, rule.step));
+  const bool fairseq = rule.fairseq_epsilon;
+  return {.beta1 = static_cast<float>(rule.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - rule.beta1),
+          .beta2 = static_cast<float>(rule.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - rule.beta2),
+          .epsilon = static_cast<float>(rule.epsilon),
+          .decay = static_cast<float>(rule.rate * rule.weight_decay),
+          .rate = static_cast<float>(fairseq ? rule.rate * root_c2 / c1 : rule.rate / c1),
           .root_scale = static_cast<float>(fairseq ? 1.0 : 1.0 / root_c2),
-          .gradient_scale = args.gradient_scale};
+          .gradient_scale = static_cast<float>(rule.gradient_scale)};
 }
 
-void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
-              float* weights, const float* gradient, float* m, float* v) {
-  const AdamConstants constants = MakeAdamConstants(args);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    kernels.adam(constants, end - begin, weights + begin, gradient + begin, m + begin, v + begin);
+void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamRule& rule,
+              const AdamRange& range) {
+  const AdamConstants constants = MakeAdamConstants(rule);
+  ForBlocks(pool, range.n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    table.elementwise.adam(constants, {.n = end - begin,
+                                       .weights = range.weights + begin,
+                                       .gradient = range.gradient + begin,
+                                       .m = range.m + begin,
+                                       .v = range.v + begin});
   });
 }
 

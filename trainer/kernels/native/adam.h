@@ -9,25 +9,27 @@ namespace deepnet::native {
 class ThreadPool;
 struct KernelTable;
 
-// The place of epsilon. With m, v the moments after this step, c1 = 1 - beta1^step,
-// c2 = 1 - beta2^step:
-enum class AdamConvention {
-  kFairseq = 1,  // p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
-  kTorch = 2,    // p -= lr / c1 * m / (sqrt(v) / sqrt(c2) + epsilon)
-};
-
-struct AdamArgs {
-  double learning_rate = 0.0;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double weight_decay = 0.0;    // decoupled: p -= learning_rate * weight_decay * p comes first
+// One update. With m, v the moments after it, c1 = 1 - beta1^step, c2 = 1 - beta2^step:
+//   fairseq_epsilon: p -= rate * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
+//   else:            p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon)
+struct AdamRule {
+  double rate = 0.0, beta1 = 0.9, beta2 = 0.98, epsilon = 1e-8;
+  double weight_decay = 0.0;    // decoupled: p -= rate * weight_decay * p comes first
+  double gradient_scale = 1.0;  // clipping, and what the loss was scaled by; comes first
   int64_t step = 1;             // counts updates, from 1
-  float gradient_scale = 1.0f;  // clipping and the number of tokens: the gradient is scaled first
-  AdamConvention convention = AdamConvention::kFairseq;
+  bool fairseq_epsilon = true;
 };
 
-// The numbers of AdamArgs that are the same for every element, computed once.
+// The float32 numbers that are updated.
+struct AdamRange {
+  int64_t n = 0;
+  float* weights = nullptr;
+  const float* gradient = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+};
+
+// The numbers of an AdamRule as every element takes them, computed once.
 struct AdamConstants {
   float beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon;
   float decay;  // weights are multiplied by 1 - decay
@@ -36,12 +38,12 @@ struct AdamConstants {
   float gradient_scale;
 };
 
-// args.step >= 1.
-AdamConstants MakeAdamConstants(const AdamArgs& args);
+// rule.step >= 1.
+AdamConstants MakeAdamConstants(const AdamRule& rule);
 
-// One update of n weights. Every element by itself: any cut of the range gives the same bits.
-void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamArgs& args, int64_t n,
-              float* weights, const float* gradient, float* m, float* v);
+// Every element by itself: any cut of the range gives the same bits.
+void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamRule& rule,
+              const AdamRange& range);
 
 // Elements of a block of SumSquares.
 inline constexpr int64_t kSumSquaresBlock = 4096;

@@ -41,7 +41,7 @@ struct AttentionForwardArgs {
   ConstMatrix q = {};  // [q rows, heads * head_dim]
   ConstMatrix k = {};  // [k rows, heads * head_dim]
   ConstMatrix v = {};
-  DropoutKey dropout = {};
+  DropoutSite dropout = {};
   RowIds q_ids = {};    // read if dropout.rate > 0
   Matrix context = {};  // [q rows, heads * head_dim]; rows of no sentence become 0
   float* lse =
@@ -60,7 +60,7 @@ struct AttentionBackwardArgs {
   const float* lse = nullptr;
   ConstMatrix context = {};  // of the forward pass; CPU kernels do not need it
   ConstMatrix d_context = {};
-  DropoutKey dropout = {};  // as in the forward pass
+  DropoutSite dropout = {};  // as in the forward pass
   RowIds q_ids = {};
   Matrix dq = {};  // overwritten; rows of no sentence become 0
   Matrix dk = {};

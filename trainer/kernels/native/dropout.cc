@@ -13,7 +13,7 @@ namespace deepnet::native {
 
 float KeepScale(double rate) { return static_cast<float>(1.0 / (1.0 - rate)); }
 
-DropoutStream MakeDropoutStream(const DropoutKey& key) {
+DropoutStream MakeDropoutStream(const DropoutSite& key) {
   DEEPNET_CHECK(key.rate >= 0.0 && key.rate < 1.0) << "dropout rate " << key.rate;
   DEEPNET_CHECK(key.step >= 0 && key.step < (int64_t{1} << 36)) << "step " << key.step;
   DEEPNET_CHECK(key.stack == 0 || key.stack == 1) << "stack " << key.stack;
@@ -33,7 +33,7 @@ DropoutStream MakeDropoutStream(const DropoutKey& key) {
       .scale = KeepScale(key.rate)};
 }
 
-void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
+void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutSite& key, RowIds ids,
                     Matrix x, uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);
   CheckElements(x);

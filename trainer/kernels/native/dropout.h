@@ -20,21 +20,25 @@
 
 #include "trainer/kernels/native/matrix.h"
 
-namespace deepnet::native {
+namespace deepnet {
 
-class ThreadPool;
-struct KernelTable;
-
-// The place in the model and the step. Checked: 0 <= step < 2^36, stack 0 or 1, layer < 2^13, site
-// < 2^8.
-struct DropoutKey {
+// The place in the model and the step where a mask is drawn. Checked: 0 <= step < 2^36, stack 0 or
+// 1, layer < 2^13, site < 2^8.
+struct DropoutSite {
   uint64_t seed = 0;
   int64_t step = 0;
   int stack = 0;      // 0 encoder, 1 decoder
   int layer = 0;      // within its stack
-  int site = 0;       // which dropout of the layer
+  int site = 0;       // see Site (trainer/kernels/ops.h)
   double rate = 0.0;  // 0 <= rate < 1; 0: nothing is drawn, no mask is read or written
 };
+
+}  // namespace deepnet
+
+namespace deepnet::native {
+
+class ThreadPool;
+struct KernelTable;
 
 // The identity of each row, one number for each; valid positions are below 2^20.
 struct RowIds {
@@ -46,7 +50,7 @@ inline constexpr int64_t kMaxDropoutFeatures = int64_t{1} << 21;
 
 constexpr int64_t MaskBytes(int64_t cols) { return (cols + 7) / 8; }
 
-// A DropoutKey as the kernels take it.
+// A DropoutSite as the kernels take it.
 struct DropoutStream {
   uint32_t key0 = 0, key1 = 0;
   uint32_t counter0 = 0;
@@ -58,13 +62,13 @@ struct DropoutStream {
   constexpr bool active() const { return threshold > 0; }
 };
 
-DropoutStream MakeDropoutStream(const DropoutKey& key);
+DropoutStream MakeDropoutStream(const DropoutSite& key);
 
 // 1 / (1 - rate) as every kernel multiplies with it.
 float KeepScale(double rate);
 
 // x = keep ? x / (1 - rate) : 0, in place; writes the mask. The activation's dropout.
-void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutKey& key, RowIds ids,
+void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutSite& key, RowIds ids,
                     Matrix x, uint8_t* mask);
 
 // dx = keep ? dx / (1 - rate) : 0, in place, by the mask of the forward pass.

@@ -21,7 +21,7 @@ struct EmbedForwardArgs {
   float scale = 1.0f;                // usually sqrt(width)
   const float* positions = nullptr;  // [max_positions, width], sinusoidal or learned; null: none
   int64_t max_positions = 0;         // every row's position is below it
-  DropoutKey dropout = {};
+  DropoutSite dropout = {};
   float* x = nullptr;       // [rows, width]; may be null
   Matrix x_operand = {};    // the same as an operand; data may be null
   uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; written if dropout.rate > 0

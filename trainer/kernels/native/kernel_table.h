@@ -149,8 +149,7 @@ struct ElementwiseTable {
                          int64_t n);
 
   // adam.h
-  void (*adam)(const AdamConstants& constants, int64_t n, float* weights, const float* gradient,
-               float* m, float* v);
+  void (*adam)(const AdamConstants& constants, const AdamRange& range);
   double (*sum_squares)(const float* x, int64_t n);
 };
 

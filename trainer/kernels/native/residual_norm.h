@@ -26,7 +26,7 @@ struct ResidualNormForwardArgs {
   bool centred = true;          // false: RMSNorm
   const float* x = nullptr;     // null: 0; there is a branch then
   ConstMatrix branch = {};      // data null: no branch, no dropout
-  DropoutKey dropout = {};      // of the branch
+  DropoutSite dropout = {};     // of the branch
   RowIds ids = {};              // read if dropout.rate > 0
   const float* gain = nullptr;  // [width]; null: only the sum is wanted, nothing is normalized
   const float* bias = nullptr;  // [width]; null: 0

@@ -19,41 +19,42 @@ using testing::ForEachIsaAndThreads;
 using testing::RandomFloats;
 using testing::RelativeError;
 
-AdamArgs SomeArgs(AdamConvention convention, int64_t step) {
-  return {.learning_rate = 0.01,
+AdamRule SomeRule(bool fairseq_epsilon, int64_t step) {
+  return {.rate = 0.01,
           .beta1 = 0.9,
           .beta2 = 0.98,
           .epsilon = 1e-3,
           .weight_decay = 0.1,
+          .gradient_scale = 0.5,
           .step = step,
-          .gradient_scale = 0.5f,
-          .convention = convention};
+          .fairseq_epsilon = fairseq_epsilon};
 }
 
-class Adam : public ::testing::TestWithParam<AdamConvention> {};
+class Adam : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Adam, IsTheDefinitionOverSeveralSteps) {
   for (const int64_t n : {1, 17, 100, 40000}) {
     std::vector<double> p = Doubles(RandomFloats(n, 1)), m(n, 0.0), v(n, 0.0);
     for (int64_t step = 1; step <= 3; ++step) {
-      const AdamArgs a = SomeArgs(GetParam(), step);
+      const AdamRule a = SomeRule(GetParam(), step);
       const std::vector<float> g = RandomFloats(n, 10 + step);
       const double c1 = 1 - std::pow(a.beta1, step), c2 = 1 - std::pow(a.beta2, step);
       for (int64_t i = 0; i < n; ++i) {
         const double gi = g[i] * 0.5;
         m[i] = a.beta1 * m[i] + (1 - a.beta1) * gi;
         v[i] = a.beta2 * v[i] + (1 - a.beta2) * gi * gi;
-        p[i] -= a.learning_rate * a.weight_decay * p[i];
-        p[i] -= GetParam() == AdamConvention::kFairseq
-                    ? a.learning_rate * std::sqrt(c2) / c1 * m[i] / (std::sqrt(v[i]) + a.epsilon)
-                    : a.learning_rate / c1 * m[i] / (std::sqrt(v[i] / c2) + a.epsilon);
+        p[i] -= a.rate * a.weight_decay * p[i];
+        p[i] -= GetParam()  // fairseq's epsilon
+                    ? a.rate * std::sqrt(c2) / c1 * m[i] / (std::sqrt(v[i]) + a.epsilon)
+                    : a.rate / c1 * m[i] / (std::sqrt(v[i] / c2) + a.epsilon);
       }
     }
     ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
       std::vector<float> weights = RandomFloats(n, 1), got_m(n, 0.0f), got_v(n, 0.0f);
       for (int64_t step = 1; step <= 3; ++step) {
-        AdamStep(pool, table, SomeArgs(GetParam(), step), n, weights.data(),
-                 RandomFloats(n, 10 + step).data(), got_m.data(), got_v.data());
+        AdamStep(
+            pool, table, SomeRule(GetParam(), step),
+            {n, weights.data(), RandomFloats(n, 10 + step).data(), got_m.data(), got_v.data()});
       }
       EXPECT_LT(RelativeError(Doubles(weights), p), 1e-6);
       EXPECT_LT(RelativeError(Doubles(got_m), m), 1e-6);
@@ -66,19 +67,18 @@ TEST_P(Adam, IsTheDefinitionOverSeveralSteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Conventions, Adam,
-                         ::testing::Values(AdamConvention::kFairseq, AdamConvention::kTorch));
+INSTANTIATE_TEST_SUITE_P(Conventions, Adam, ::testing::Bool());
 
 TEST(AdamStep, DoesNotDependOnHowTheRangeIsCut) {
   const int64_t n = 1000, cut = 333;
   ThreadPool pool(1);
   const std::vector<float> g = RandomFloats(n, 2);
   std::vector<float> whole = RandomFloats(n, 1), parts = whole, m(n), v(n), m2(n), v2(n);
-  const AdamArgs args = SomeArgs(AdamConvention::kFairseq, 1);
+  const AdamRule rule = SomeRule(/*fairseq_epsilon=*/true, 1);
   const KernelTable& table = Table(BestIsa());
-  AdamStep(pool, table, args, n, whole.data(), g.data(), m.data(), v.data());
-  AdamStep(pool, table, args, cut, parts.data(), g.data(), m2.data(), v2.data());
-  AdamStep(pool, table, args, n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut]);
+  AdamStep(pool, table, rule, {n, whole.data(), g.data(), m.data(), v.data()});
+  AdamStep(pool, table, rule, {cut, parts.data(), g.data(), m2.data(), v2.data()});
+  AdamStep(pool, table, rule, {n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut]});
   EXPECT_EQ(parts, whole);
 }
 

@@ -132,7 +132,7 @@ class Attention : public ::testing::TestWithParam<Case> {
   int64_t width_, q_rows_, k_rows_;
   Operand q_, k_, v_, d_context_;
   testing::Ids ids_;
-  DropoutKey key_;
+  DropoutSite key_;
   Oracle oracle_;
 };
 

@@ -12,16 +12,16 @@ using testing::ForEachIsaAndThreads;
 using testing::Ids;
 using testing::Operand;
 
-constexpr DropoutKey kFirstKey = {
+constexpr DropoutSite kFirstKey = {
     .seed = 1, .step = 1, .stack = 0, .layer = 0, .site = 1, .rate = 0.1};
-constexpr DropoutKey kFarKey = {.seed = 0xDEADBEEF12345678,
-                                .step = (int64_t{5} << 32) + 77,
-                                .stack = 1,
-                                .layer = 499,
-                                .site = 7,
-                                .rate = 0.5};
+constexpr DropoutSite kFarKey = {.seed = 0xDEADBEEF12345678,
+                                 .step = (int64_t{5} << 32) + 77,
+                                 .stack = 1,
+                                 .layer = 499,
+                                 .site = 7,
+                                 .rate = 0.5};
 
-std::vector<uint8_t> MaskOfOneRow(const DropoutKey& key, uint32_t pair, uint32_t position) {
+std::vector<uint8_t> MaskOfOneRow(const DropoutSite& key, uint32_t pair, uint32_t position) {
   ThreadPool pool(1);
   std::vector<uint8_t> mask(12);
   DropoutMask(pool, Table(BestIsa()), key, {&pair, &position}, 1, 96, mask.data());
@@ -62,16 +62,16 @@ TEST(Dropout, EveryPartOfTheIdentityChangesTheMask) {
   EXPECT_NE(mask, MaskOfOneRow(kFarKey, 4, 4));
   EXPECT_NE(mask, MaskOfOneRow(kFarKey, 3, 5));
   const auto changed = [&](auto field, auto value) {
-    DropoutKey key = kFarKey;
+    DropoutSite key = kFarKey;
     key.*field = value;
     return MaskOfOneRow(key, 3, 4);
   };
-  EXPECT_NE(mask, changed(&DropoutKey::seed, uint64_t{2}));
-  EXPECT_NE(mask, changed(&DropoutKey::step, kFarKey.step + 1));
-  EXPECT_NE(mask, changed(&DropoutKey::step, int64_t{77}));
-  EXPECT_NE(mask, changed(&DropoutKey::stack, 0));
-  EXPECT_NE(mask, changed(&DropoutKey::layer, 498));
-  EXPECT_NE(mask, changed(&DropoutKey::site, 6));
+  EXPECT_NE(mask, changed(&DropoutSite::seed, uint64_t{2}));
+  EXPECT_NE(mask, changed(&DropoutSite::step, kFarKey.step + 1));
+  EXPECT_NE(mask, changed(&DropoutSite::step, int64_t{77}));
+  EXPECT_NE(mask, changed(&DropoutSite::stack, 0));
+  EXPECT_NE(mask, changed(&DropoutSite::layer, 498));
+  EXPECT_NE(mask, changed(&DropoutSite::site, 6));
 }
 
 TEST(Dropout, KeepsTheAskedShareOfElements) {
@@ -79,7 +79,7 @@ TEST(Dropout, KeepsTheAskedShareOfElements) {
   const Ids ids(rows);
   ThreadPool pool(2);
   for (const double rate : {0.1, 0.5, 0.9}) {
-    DropoutKey key = kFirstKey;
+    DropoutSite key = kFirstKey;
     key.rate = rate;
     std::vector<uint8_t> mask(rows * MaskBytes(cols));
     DropoutMask(pool, Table(BestIsa()), key, {ids.pair.data(), ids.position.data()}, rows, cols,
@@ -124,13 +124,13 @@ TEST(Dropout, RateZeroLeavesEverythingAlone) {
   Operand x = Operand::Of(Element::kFloat32, 2, 9, testing::RandomFloats(18, 1));
   const std::vector<double> before = x.Values();
   ThreadPool pool(1);
-  DropoutForward(pool, Table(BestIsa()), DropoutKey{}, RowIds{}, x.view(), nullptr);
+  DropoutForward(pool, Table(BestIsa()), DropoutSite{}, RowIds{}, x.view(), nullptr);
   DropoutBackward(pool, Table(BestIsa()), 0.0, nullptr, x.view());
   EXPECT_EQ(x.Values(), before);
 }
 
 TEST(DropoutDeathTest, RefusesWhatTheCounterCannotHold) {
-  DropoutKey key = kFirstKey;
+  DropoutSite key = kFirstKey;
   key.layer = 1 << 13;
   EXPECT_DEATH(MakeDropoutStream(key), "layer 8192");
   key = kFirstKey;

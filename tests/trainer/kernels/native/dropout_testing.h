@@ -11,7 +11,7 @@
 namespace deepnet::native {
 
 // One decision, the slow way: the definition that kernels are tested against.
-inline bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position, int64_t feature) {
+inline bool KeepElement(const DropoutSite& key, uint32_t pair, uint32_t position, int64_t feature) {
   const DropoutStream stream = MakeDropoutStream(key);
   DEEPNET_CHECK(position < (1u << 20)) << "position " << position;
   DEEPNET_CHECK(feature >= 0 && feature < kMaxDropoutFeatures) << "feature " << feature;
@@ -24,7 +24,7 @@ inline bool KeepElement(const DropoutKey& key, uint32_t pair, uint32_t position,
 }
 
 // mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
-inline void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutKey& key,
+inline void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutSite& key,
                         RowIds ids, int64_t rows, int64_t cols, uint8_t* mask) {
   std::vector<float> x(rows * cols);
   DropoutForward(pool, table, key, ids, {x.data(), Element::kFloat32, rows, cols, cols}, mask);

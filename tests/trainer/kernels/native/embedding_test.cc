@@ -41,7 +41,7 @@ class Embedding : public ::testing::TestWithParam<Case> {
 
   Ids ids_;
   std::vector<int32_t> tokens_;  // some are -1
-  DropoutKey key_ = {.seed = 8, .step = 1, .site = 1};
+  DropoutSite key_ = {.seed = 8, .step = 1, .site = 1};
 };
 
 TEST_P(Embedding, ForwardIsTheDefinition) {

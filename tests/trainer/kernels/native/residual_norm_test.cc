@@ -233,7 +233,7 @@ class NormRig {
   const Ids ids_;
   const std::vector<float> x_, gain_, bias_;
   Operand branch_;
-  const DropoutKey key_;
+  const DropoutSite key_;
   NormOracle oracle_;
   const std::vector<float> dy_ = RandomFloats(rows_ * width_, 5);
   const std::vector<float> dpast_ = RandomFloats(rows_ * width_, 7);
