@@ -124,30 +124,27 @@ void Report(ThreadPool& pool, Isa isa, Element element, double flops,
   std::printf("  %7.1f %4.0f%%", best * 1e-9, best_peak > 0 ? 100 * best / best_peak : 0.0);
 }
 
-void Bench(ThreadPool& pool, Isa isa, Element element, const Shape& s) {
-  const KernelTable& table = Table(isa);
-  Scratch scratch;
+void Bench(Cpu& cpu, Isa isa, Element element, const Shape& s) {
   const std::vector<float> master = Operand(s.out * s.in);
   std::vector<float> x = Operand(s.rows * s.in), dy = Operand(s.rows * s.out);
   std::vector<float> y(s.rows * s.out), dx(s.rows * s.in), dw(s.out * s.in), bias(s.out);
-  PackedWeight weight(table, s.out, s.in, element, PackedFor::kTraining);
-  weight.Pack(pool, master.data());
+  PackedWeight weight(cpu.table, s.out, s.in, element, PackedFor::kTraining);
+  weight.Pack(cpu.pool, master.data());
   const ConstMatrix x_view = {x.data(), element, s.rows, s.in, s.in};
   const ConstMatrix dy_view = {dy.data(), element, s.rows, s.out, s.out};
   const Matrix y_view = {y.data(), element, s.rows, s.out, s.out};
   const Matrix dx_view = {dx.data(), element, s.rows, s.in, s.in};
   const double flops = 2.0 * s.rows * s.in * s.out;
   std::printf("%5ld x %4ld x %4ld", s.rows, s.in, s.out);
-  Report(pool, isa, element, flops,
-         [&] { LinearForward(pool, table, x_view, weight, bias.data(), false, y_view); });
-  Report(pool, isa, element, flops,
-         [&] { LinearBackwardInput(pool, table, dy_view, weight, nullptr, false, dx_view); });
-  Report(pool, isa, element, flops, [&] {
-    LinearBackwardWeight(pool, table, dy_view, x_view, dw.data(), bias.data(), scratch);
-  });
+  Report(cpu.pool, isa, element, flops,
+         [&] { LinearForward(cpu, x_view, weight, bias.data(), false, y_view); });
+  Report(cpu.pool, isa, element, flops,
+         [&] { LinearBackwardInput(cpu, dy_view, weight, nullptr, false, dx_view); });
+  Report(cpu.pool, isa, element, flops,
+         [&] { LinearBackwardWeight(cpu, dy_view, x_view, dw.data(), bias.data()); });
   double pack = 1e9;
   for (int round = 0; round < kRounds; ++round) {
-    pack = std::min(pack, TimeOnce([&] { weight.Pack(pool, master.data()); }));
+    pack = std::min(pack, TimeOnce([&] { weight.Pack(cpu.pool, master.data()); }));
   }
   std::printf("  %6.1f\n", 4.0 * s.in * s.out / pack * 1e-9);
 }
@@ -159,7 +156,7 @@ int main(int argc, char** argv) {
   using namespace deepnet::native;  // NOLINT
   const Element element =
       argc > 1 && std::string(argv[1]) == "bfloat16" ? Element::kBfloat16 : Element::kFloat32;
-  ThreadPool pool(argc > 2 ? std::max(1, std::atoi(argv[2])) : 2);
+  const int num_threads = argc > 2 ? std::max(1, std::atoi(argv[2])) : 2;
   const std::string wanted = argc > 3 ? argv[3] : "";
   const Shape shapes[] = {
       {1, 256, 256},    {5, 256, 256},    {20, 256, 256},   {100, 256, 256},   {5, 256, 8000},
@@ -170,15 +167,16 @@ int main(int argc, char** argv) {
   };
   for (const Isa isa : kAllIsas) {
     if (!Supports(isa) || (isa != BestIsa() && wanted != IsaName(isa))) continue;
+    Cpu cpu(num_threads, isa);
     std::printf("%s %s, %d threads; GFLOP/s and share of peak; GB/s of master weights\n",
                 std::string(IsaName(isa)).c_str(),
-                element == Element::kFloat32 ? "float32" : "bfloat16", pool.num_threads());
+                element == Element::kFloat32 ? "float32" : "bfloat16", cpu.pool.num_threads());
     std::printf("rows x   in x  out       forward    input grad.  weight grad.    pack\n");
     for (const Shape& s : shapes) {
       const std::string name =
           std::to_string(s.rows) + "x" + std::to_string(s.in) + "x" + std::to_string(s.out);
       if (wanted == IsaName(isa) || name.find(wanted) != std::string::npos) {
-        Bench(pool, isa, element, s);
+        Bench(cpu, isa, element, s);
       }
     }
   }

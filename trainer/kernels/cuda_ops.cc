@@ -74,12 +74,15 @@ Tensor FirstOffsets(const GpuRowIndex& side, const GpuRowIndex& other) {
   return side.offsets.narrow(0, 0, std::max(side.num_sentences, other.num_sentences) + 1);
 }
 
-class CudaOps : public TracedOps {
+namespace kernels = cuda;
+using Device = cuda::GpuStream;
+using DeviceOps = TracedOps;
+#include "trainer/kernels/kernel_ops.inc"
+
+class CudaOps : public KernelOps {
  public:
   CudaOps(const std::shared_ptr<CudaSession>& session, at::ScalarType operand, bool flash)
-      : TracedOps(session),
-        device_(session->device()),
-        operand_(operand),
+      : KernelOps(session, session->gpu(), at::device(session->device()).dtype(operand)),
         flash_(flash),
         gpu_(session->gpu()),
         results_(session->results()),
@@ -94,12 +97,6 @@ class CudaOps : public TracedOps {
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 
-  at::TensorOptions ResidualOptions() const override {
-    return at::TensorOptions(device_).dtype(at::kFloat);
-  }
-  at::TensorOptions OperandOptions() const override {
-    return at::TensorOptions(device_).dtype(operand_);
-  }
   void StartTrace() override { gpu_.StartTiming(); }
   std::vector<TimedKernel> StopTrace() override;
 
@@ -133,27 +130,13 @@ class CudaOps : public TracedOps {
     if (dbias.defined()) cuda::AddBiasGradient(gpu_, In(dy, rows), Floats(dbias));
   }
 
-  void ResidualNorm(const ResidualNormArgs& a) override {
-    const native::ResidualNormForwardArgs args = ArgsOf(a);
-    if (a.over_rows) return cuda::BatchNormForward(gpu_, args);
-    cuda::ResidualNormForward(gpu_, args);
-  }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     if (a.over_rows) return cuda::BatchNormBackward(gpu_, ArgsOf(a, AsFloats(a.rows, a.dy_RD)));
     cuda::ResidualNormBackward(gpu_, ArgsOf(a, /*dy_RD=*/{}), In(a.dy_RD, a.rows));
   }
-  void NormOutput(int64_t rows, const NormState& state, const Tensor& gain, const Tensor& bias,
-                  const Tensor& y) override {
-    cuda::NormOutput(gpu_, In(state.xhat_RD, rows), Floats(gain), Floats(bias), Out(y, rows));
-  }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
     cuda::AddBranchBackward(gpu_, In(dx, rows), rate, Bytes(mask), Out(dbranch, rows));
-  }
-
-  void ScaleShift(const ScaleShiftArgs& a) override { cuda::ScaleShiftForward(gpu_, ArgsOf(a)); }
-  void ScaleShiftBackward(const ScaleShiftGradArgs& a) override {
-    cuda::ScaleShiftBackward(gpu_, ArgsOf(a));
   }
 
   void Attention(const AttentionArgs& a) override {
@@ -165,10 +148,6 @@ class CudaOps : public TracedOps {
     if (flash_) return FlashAttentionBackward(g);
     cuda::AttentionBackward(gpu_, ArgsOf(g));
   }
-  void DecodeAttention(const DecodeAttentionArgs& a) override {
-    cuda::DecodeAttention(gpu_, ArgsOf(a));
-  }
-
   void Relu(int64_t rows, const Tensor& x) override { cuda::ReluForward(gpu_, Out(x, rows)); }
   void ReluBackward(int64_t rows, const Tensor& relu_output, const Tensor& dx) override {
     cuda::ReluBackward(gpu_, In(relu_output, rows), Out(dx, rows));
@@ -178,21 +157,6 @@ class CudaOps : public TracedOps {
                             const Tensor& dbias) override {
     cuda::ReluBackwardWithBias(gpu_, In(relu_output, rows), Out(dx, rows), Floats(dbias));
   }
-  void Gelu(int64_t rows, const Tensor& pre, const Tensor& h) override {
-    cuda::GeluForward(gpu_, In(pre, rows), Out(h, rows));
-  }
-  void GeluBackward(int64_t rows, const Tensor& pre, const Tensor& dh,
-                    const Tensor& dpre) override {
-    cuda::GeluBackward(gpu_, In(pre, rows), In(dh, rows), Out(dpre, rows));
-  }
-  void Dropout(int64_t rows, const DropoutSite& dropout, const PackedRows& ids, const Tensor& x,
-               const Tensor& mask) override {
-    cuda::DropoutForward(gpu_, dropout, IdsOf(&ids), Out(x, rows), Bytes(mask));
-  }
-  void DropoutBackward(int64_t rows, double rate, const Tensor& mask, const Tensor& dx) override {
-    cuda::DropoutBackward(gpu_, rate, Bytes(mask), Out(dx, rows));
-  }
-
   void Embed(const EmbedArgs& a) override {
     const cuda::WithoutGraphs checked(gpu_);
     if (a.rows->index != nullptr) {  // null: a decoding step's, whose ids were chosen here
@@ -214,13 +178,6 @@ class CudaOps : public TracedOps {
   }
 
   void CrossEntropy(const CrossEntropyArgs& a) override;
-  void LogSoftmax(int64_t rows, const Tensor& logits) override {
-    cuda::LogSoftmaxRows(gpu_, rows, logits.size(1), Floats(logits), logits.stride(0),
-                         Floats(logits), logits.stride(0));
-  }
-  void AverageLogProbs(int n, const Tensor& x, const Tensor& y) override {
-    cuda::AverageLogProbs(gpu_, y.numel(), n, Floats(x), Floats(y));
-  }
   void ChooseTokens(const Tensor& log_probs, const native::TokenChoices& choices) override {
     if (choices.count == 0) return;
     native::TokenChoices here = choices;
@@ -233,7 +190,6 @@ class CudaOps : public TracedOps {
     cuda::InitialNormal(gpu_, MakeKey(seed, RandomPurpose::kInitialWeight), HashName(name),
                         {Floats(x), static_cast<size_t>(x.numel())}, static_cast<float>(std));
   }
-  void Adam(const AdamArgs& a) override { cuda::AdamStep(gpu_, a.rule, RangeOf(a)); }
   void SumSquares(std::span<const SquareSums> all) override;
   void Scale(int64_t rows, const Tensor& x, double factor) override {
     cuda::Scale(gpu_, static_cast<float>(factor), Out(AsMatrix(x), rows));
@@ -245,13 +201,7 @@ class CudaOps : public TracedOps {
     cuda::AddScaledBackward(gpu_, In(a.dy_RD, a.rows), In(a.x_RD, a.rows), Floats(a.factor_1),
                             Out(a.dx_RD, a.rows), Floats(a.dfactor_1));
   }
-  void Add(const Tensor& y, const Tensor& x) override {
-    cuda::Add(gpu_, Floats(x), Floats(y), y.numel());
-  }
   void Zero(const Tensor& x) override;
-  void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
-    cuda::Cast(gpu_, In(x, rows), Out(y, rows));
-  }
 
  private:
   // x [capacity, ..] = 0 in the rows behind the first `rows`.
@@ -265,8 +215,6 @@ class CudaOps : public TracedOps {
   void Convert(OperandCopy& copy);
   OperandCopy* CopyOf(const Tensor& master);
   const void* BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type);
-  // The first `rows` rows of x in float32: x itself, or a copy that the next call overwrites.
-  Tensor AsFloats(int64_t rows, const Tensor& x);
   void ReserveLogits(int64_t rows, int64_t classes);
   void FlashAttention(const AttentionArgs& a);
   void FlashAttentionBackward(const AttentionGradArgs& g);
@@ -274,14 +222,11 @@ class CudaOps : public TracedOps {
   void CopyHeads(const Tensor& x, const Tensor& y_RD);
   void ZeroKeyGradients(const AttentionGradArgs& g);
 
-  const at::Device device_;
-  const at::ScalarType operand_;
   const bool flash_;
   cuda::GpuStream& gpu_;        // of the session
   cuda::ResultQueue& results_;  // likewise
   cuda::Matmul matmul_;
   std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
-  Tensor floats_;                   // of AsFloats
   Tensor logits_, dlogits_;         // of a chunk of rows
   Tensor row_losses_;               // [2, rows of logits]: nll and loss of a chunk
   LossSums unwanted_;
@@ -297,7 +242,7 @@ std::vector<TimedKernel> CudaOps::StopTrace() {
 
 std::unique_ptr<Weight> CudaOps::MakeWeight(Tensor master_OI, bool) {
   DEEPNET_CHECK(master_OI.is_contiguous());
-  OperandCopy* const copy = operand_ == at::kFloat ? nullptr : CopyOf(master_OI);
+  OperandCopy* const copy = has_float_operands() ? nullptr : CopyOf(master_OI);
   return std::make_unique<GpuWeight>(std::move(master_OI), copy);
 }
 
@@ -347,15 +292,6 @@ const void* CudaOps::BiasOf(const Weight& w, const Tensor& bias, at::ScalarType 
   void* const aligned = gpu_.Scratch(from.cols * int64_t{sizeof(float)});
   cuda::Cast(gpu_, from, {aligned, ElementOf(type), 1, from.cols, from.cols});
   return aligned;
-}
-
-Tensor CudaOps::AsFloats(int64_t rows, const Tensor& x) {
-  if (x.scalar_type() == at::kFloat) return x;
-  const int64_t size = rows * x.size(1);
-  if (!floats_.defined() || floats_.numel() < size) floats_ = at::empty({size}, ResidualOptions());
-  const Tensor floats = floats_.narrow(0, 0, size).view({rows, x.size(1)});
-  cuda::Cast(gpu_, In(x, rows), Out(floats, rows));
-  return floats;
 }
 
 void CudaOps::Zero(const Tensor& x) {
@@ -491,7 +427,7 @@ void CudaOps::ReserveLogits(int64_t rows, int64_t classes) {
   };
   logits_ = make(ResidualOptions());
   // In float32 the gradient overwrites the logits.
-  dlogits_ = operand_ == at::kFloat ? logits_ : make(OperandOptions());
+  dlogits_ = has_float_operands() ? logits_ : make(OperandOptions());
   row_losses_ = at::empty({2 * rows}, ResidualOptions());
 }
 

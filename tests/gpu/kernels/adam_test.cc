@@ -23,7 +23,7 @@ bool CpuFuses() { return native::BestIsa() != native::kAllIsas[0]; }
 
 TEST(GpuAdam, HasTheBitsOfTheCpu) {
   ASSERT_TRUE(CpuFuses());
-  native::ThreadPool pool(1);
+  native::Cpu cpu(1);
   for (const int64_t n : kLengths) {
     for (const int shift : {0, 1}) {  // of the ranges in memory: aligned or not
       SCOPED_TRACE(std::to_string(n) + " shifted by " + std::to_string(shift));
@@ -37,7 +37,7 @@ TEST(GpuAdam, HasTheBitsOfTheCpu) {
       std::vector<float> m = RandomFloats(size, 3), v = RandomFloats(size, 4);
       for (float& x : v) x *= x;
       std::vector<float> twin = weights, twin_m = m, twin_v = v;
-      native::AdamStep(pool, native::Table(native::BestIsa()), rule,
+      native::AdamStep(cpu, rule,
                        {n, twin.data() + shift, gradient.data() + shift, twin_m.data() + shift,
                         twin_v.data() + shift});
       ForThreadOrders([&](GpuStream& gpu) {
@@ -60,7 +60,7 @@ TEST(GpuAdam, HasTheBitsOfTheCpu) {
 // All lengths at once, often enough for three launches.
 TEST(GpuSumSquares, HasTheBitsOfTheCpu) {
   constexpr int kTimes = 30;
-  native::ThreadPool pool(1);
+  native::Cpu cpu(1);
   const std::vector<float> x = RandomFloats(9001 + kTimes, 5, 30.0f);
   const DeviceArray<float> device_x(x);
   std::vector<FloatRange> ranges;
@@ -69,7 +69,7 @@ TEST(GpuSumSquares, HasTheBitsOfTheCpu) {
     for (const int64_t n : kLengths) {
       ranges.push_back({device_x.data() + shift, n});
       std::vector<double> sums((n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock);
-      native::SumSquares(pool, native::Table(native::BestIsa()), x.data() + shift, n, sums);
+      native::SumSquares(cpu, x.data() + shift, n, sums);
       twin.insert(twin.end(), sums.begin(), sums.end());
     }
   }

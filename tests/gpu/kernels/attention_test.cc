@@ -5,7 +5,6 @@
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -78,34 +77,28 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
     const auto matrix = [&](std::vector<float>& x, int64_t rows) {
       return native::Matrix{x.data(), Element::kFloat32, rows, width_, width_};
     };
-    native::ThreadPool pool(1);
-    native::Scratch scratch;
-    const native::KernelTable& table = native::Table(native::BestIsa());
+    native::Cpu cpu(1);
     const native::AttentionShape shape = Shape(c_.q_offsets.data(), c_.k_offsets.data());
     const native::RowIds ids = {ids_.pair.data(), ids_.position.data()};
-    native::AttentionForward(pool, table,
-                             {.shape = shape,
-                              .q = matrix(q_, q_rows_),
-                              .k = matrix(k_, k_rows_),
-                              .v = matrix(v_, k_rows_),
-                              .dropout = key_,
-                              .q_ids = ids,
-                              .context = matrix(r.context, q_rows_),
-                              .lse = r.lse.data()},
-                             scratch);
-    native::AttentionBackward(pool, table,
-                              {.shape = shape,
-                               .q = matrix(q_, q_rows_),
-                               .k = matrix(k_, k_rows_),
-                               .v = matrix(v_, k_rows_),
-                               .lse = r.lse.data(),
-                               .d_context = matrix(d_context_, q_rows_),
-                               .dropout = key_,
-                               .q_ids = ids,
-                               .dq = matrix(r.dq, q_rows_),
-                               .dk = matrix(r.dk, k_rows_),
-                               .dv = matrix(r.dv, k_rows_)},
-                              scratch);
+    native::AttentionForward(cpu, {.shape = shape,
+                                   .q = matrix(q_, q_rows_),
+                                   .k = matrix(k_, k_rows_),
+                                   .v = matrix(v_, k_rows_),
+                                   .dropout = key_,
+                                   .q_ids = ids,
+                                   .context = matrix(r.context, q_rows_),
+                                   .lse = r.lse.data()});
+    native::AttentionBackward(cpu, {.shape = shape,
+                                    .q = matrix(q_, q_rows_),
+                                    .k = matrix(k_, k_rows_),
+                                    .v = matrix(v_, k_rows_),
+                                    .lse = r.lse.data(),
+                                    .d_context = matrix(d_context_, q_rows_),
+                                    .dropout = key_,
+                                    .q_ids = ids,
+                                    .dq = matrix(r.dq, q_rows_),
+                                    .dk = matrix(r.dk, k_rows_),
+                                    .dv = matrix(r.dv, k_rows_)});
     return r;
   }
 
@@ -407,19 +400,16 @@ TEST_P(GpuDecodeAttention, IsThatOfTheCpuAndEachRowStandsAlone) {
   const auto matrix = [&](std::vector<float>& x, int64_t n) {
     return native::Matrix{x.data(), Element::kFloat32, n, width, width};
   };
-  native::ThreadPool pool(1);
-  native::Scratch scratch;
-  native::DecodeAttention(pool, native::Table(native::BestIsa()),
-                          {.heads = heads,
-                           .head_dim = head_dim,
-                           .q = matrix(q, rows),
-                           .keys = matrix(keys, cached),
-                           .values = matrix(values, cached),
-                           .index = index.data(),
-                           .index_stride = index_stride,
-                           .lengths = lengths.data(),
-                           .context = matrix(twin, rows)},
-                          scratch);
+  native::Cpu cpu(1);
+  native::DecodeAttention(cpu, {.heads = heads,
+                                .head_dim = head_dim,
+                                .q = matrix(q, rows),
+                                .keys = matrix(keys, cached),
+                                .values = matrix(values, cached),
+                                .index = index.data(),
+                                .index_stride = index_stride,
+                                .lengths = lengths.data(),
+                                .context = matrix(twin, rows)});
   const DeviceMatrix device_q(element, rows, width, q, margin, 0);
   const DeviceMatrix device_keys(element, cached, width, keys, 0, margin);
   const DeviceMatrix device_values(element, cached, width, values, 2 * margin, margin);

@@ -44,19 +44,18 @@ Twin TwinOf(const std::vector<float>& logits, int64_t vocabulary,
   twin.nll.resize(rows);
   twin.loss.resize(rows);
   twin.gradient.resize(logits.size());
-  native::ThreadPool pool(1);
+  native::Cpu cpu(1);
   native::CrossEntropyRows(
-      pool, native::Table(native::BestIsa()),
-      {.rows = rows,
-       .vocabulary = vocabulary,
-       .logits = logits.data(),
-       .stride = vocabulary,
-       .targets = targets.data(),
-       .smoothing = smoothing,
-       .scale = kScale,
-       .nll = twin.nll.data(),
-       .loss = twin.loss.data(),
-       .d_logits = {twin.gradient.data(), Element::kFloat32, rows, vocabulary, vocabulary}});
+      cpu, {.rows = rows,
+            .vocabulary = vocabulary,
+            .logits = logits.data(),
+            .stride = vocabulary,
+            .targets = targets.data(),
+            .smoothing = smoothing,
+            .scale = kScale,
+            .nll = twin.nll.data(),
+            .loss = twin.loss.data(),
+            .d_logits = {twin.gradient.data(), Element::kFloat32, rows, vocabulary, vocabulary}});
   return twin;
 }
 
@@ -226,22 +225,23 @@ TEST(GpuLogSoftmax, IsThatOfTheCpuInPlaceAndEachRowStandsAlone) {
       const int64_t rows = 5;
       const std::vector<float> logits = RandomFloats(rows * vocabulary, 6, 4.0f);
       std::vector<float> twin(logits.size());
-      native::ThreadPool pool(1);
-      native::LogSoftmaxRows(pool, native::Table(native::BestIsa()), rows, vocabulary,
-                             logits.data(), vocabulary, twin.data(), vocabulary);
+      native::Cpu cpu(1);
+      native::LogSoftmaxRows(cpu, {logits.data(), Element::kFloat32, rows, vocabulary, vocabulary},
+                             {twin.data(), Element::kFloat32, rows, vocabulary, vocabulary});
       ForThreadOrders([&](GpuStream& gpu) {
         const DeviceMatrix x(Element::kFloat32, rows, vocabulary, logits, 0, margin);
         const DeviceMatrix y(Element::kFloat32, rows, vocabulary, margin, margin);
-        const auto floats = [](const DeviceMatrix& m) {
-          return static_cast<float*>(m.view().data);
+        const auto row = [](const DeviceMatrix& m, int64_t number) {
+          native::Matrix view = m.view();
+          view.data = static_cast<float*>(view.data) + number * view.stride;
+          view.rows = 1;
+          return view;
         };
-        const int64_t stride = vocabulary + margin, y_stride = vocabulary + 2 * margin;
-        LogSoftmaxRows(gpu, 1, vocabulary, floats(x) + 3 * stride, stride, floats(y) + 3 * y_stride,
-                       y_stride);
+        LogSoftmaxRows(gpu, row(x, 3), row(y, 3));
         const std::vector<float> alone = y.Read(gpu);
-        LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(y), y_stride);
+        LogSoftmaxRows(gpu, x.view(), y.view());
         const std::vector<float> got = y.Read(gpu);
-        LogSoftmaxRows(gpu, rows, vocabulary, floats(x), stride, floats(x), stride);
+        LogSoftmaxRows(gpu, x.view(), x.view());
         EXPECT_EQ(Launches(gpu), 3);
         ExpectClose(got, twin, {0.0, 1e-6}, "log probability");
         EXPECT_TRUE(x.Read(gpu) == got);
@@ -256,14 +256,14 @@ TEST(GpuLogSoftmax, IsThatOfTheCpuInPlaceAndEachRowStandsAlone) {
 }
 
 TEST(GpuAverageLogProbs, IsThatOfTheCpuAndOfEqualNumbersHasTheirBits) {
-  native::ThreadPool pool(1);
+  native::Cpu cpu(1);
   for (const int64_t count : {0, 1, 255, 256, 257, 3000}) {
     SCOPED_TRACE(count);
     std::vector<float> x = RandomFloats(count, 1, 9.0f), y = RandomFloats(count, 2, 9.0f);
     for (int64_t i = 5; i < count; i += 7) x[i] = i % 2 == 0 ? y[i] : -kInfinity;
     for (int64_t i = 5; i < count; i += 21) y[i] = x[i];
     std::vector<float> twin = y;
-    native::AverageLogProbs(pool, count, 3, x.data(), twin.data());
+    native::AverageLogProbs(cpu, count, 3, x.data(), twin.data());
     ForThreadOrders([&](GpuStream& gpu) {
       const DeviceArray<float> device_x(x), device_y(y);
       AverageLogProbs(gpu, count, 3, device_x.data(), device_y.data());

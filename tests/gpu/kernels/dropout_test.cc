@@ -57,7 +57,7 @@ TEST(GpuDropout, MasksAreTheCpusAtEveryShape) {
       TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, rows, cols, 1);
       twin.Run(
           [&] {
-            native::DropoutForward(Pool(), CpuTable(), kFarKey, ids.at<RowIds>(kCpu), x.at(kCpu),
+            native::DropoutForward(TheCpu(), kFarKey, ids.at<RowIds>(kCpu), x.at(kCpu),
                                    mask.at(kCpu));
           },
           [&](GpuStream& gpu) {
@@ -85,10 +85,9 @@ TEST(GpuDropout, ForwardAndBackwardAreTheCpusToTheBit) {
         TwinArray<uint8_t>& mask = twin.RandomBytes(rows * MaskBytes(cols));
         twin.Run(
             [&] {
-              native::DropoutForward(Pool(), CpuTable(), kFirstKey, ids.at<RowIds>(kCpu),
-                                     x.at(kCpu), mask.at(kCpu));
-              native::DropoutBackward(Pool(), CpuTable(), kFirstKey.rate, mask.at(kCpu),
-                                      dx.at(kCpu));
+              native::DropoutForward(TheCpu(), kFirstKey, ids.at<RowIds>(kCpu), x.at(kCpu),
+                                     mask.at(kCpu));
+              native::DropoutBackward(TheCpu(), kFirstKey.rate, mask.at(kCpu), dx.at(kCpu));
             },
             [&](GpuStream& gpu) {
               DropoutForward(gpu, kFirstKey, ids.at<RowIds>(kGpu), x.at(kGpu), mask.at(kGpu));

@@ -46,7 +46,7 @@ TEST(GpuAdd, AddsEveryElement) {
       Twin twin({.offset = offset});
       TwinArray<float>& x = twin.RandomFloats(n, 1);
       TwinArray<float>& y = twin.RandomFloats(n, 2);
-      twin.Run([&] { native::Add(Pool(), CpuTable(), x.at(kCpu), y.at(kCpu), n); },
+      twin.Run([&] { native::Add(TheCpu(), x.at(kCpu), y.at(kCpu), n); },
                [&](GpuStream& gpu) { Add(gpu, x.at(kGpu), y.at(kGpu), n); });
       ExpectSame(y);
       EXPECT_EQ(twin.launches(), n > 0 ? 1 : 0);
@@ -67,8 +67,8 @@ TEST(GpuGelu, ForwardAndBackwardAreTheCpus) {
     TwinMatrix& dx = twin.NewMatrix(element, shape.rows, shape.cols);
     twin.Run(
         [&] {
-          native::GeluForward(Pool(), CpuTable(), x.at(kCpu), y.at(kCpu));
-          native::GeluBackward(Pool(), CpuTable(), x.at(kCpu), dy.at(kCpu), dx.at(kCpu));
+          native::GeluForward(TheCpu(), x.at(kCpu), y.at(kCpu));
+          native::GeluBackward(TheCpu(), x.at(kCpu), dy.at(kCpu), dx.at(kCpu));
         },
         [&](GpuStream& gpu) {
           GeluForward(gpu, x.at(kGpu), y.at(kGpu));
@@ -85,8 +85,8 @@ TEST(GpuGelu, WorksInPlace) {
   TwinMatrix& dy = twin.RandomMatrix(Element::kFloat32, 3, 50, 2);
   twin.Run(
       [&] {
-        native::GeluBackward(Pool(), CpuTable(), x.at(kCpu), dy.at(kCpu), dy.at(kCpu));
-        native::GeluForward(Pool(), CpuTable(), x.at(kCpu), x.at(kCpu));
+        native::GeluBackward(TheCpu(), x.at(kCpu), dy.at(kCpu), dy.at(kCpu));
+        native::GeluForward(TheCpu(), x.at(kCpu), x.at(kCpu));
       },
       [&](GpuStream& gpu) {
         GeluBackward(gpu, x.at(kGpu), dy.at(kGpu), dy.at(kGpu));
@@ -135,7 +135,7 @@ TEST(GpuCast, ConvertsEveryElementToEveryOther) {
           Twin twin(layout);
           TwinMatrix& x = twin.RandomMatrix(from, shape.rows, shape.cols, 1, 3.0f);
           TwinMatrix& y = twin.NewMatrix(to, shape.rows, shape.cols);
-          twin.Run([&] { native::Cast(Pool(), CpuTable(), x.at(kCpu), y.at(kCpu)); },
+          twin.Run([&] { native::Cast(TheCpu(), x.at(kCpu), y.at(kCpu)); },
                    [&](GpuStream& gpu) { Cast(gpu, x.at(kGpu), y.at(kGpu)); });
           ExpectSame(y);
         }
@@ -170,12 +170,12 @@ TEST(GpuAddBranchBackward, MasksAsDropoutDoes) {
     TwinArray<uint8_t>& mask = twin.RandomBytes(shape.rows * native::MaskBytes(shape.cols));
     twin.Run(
         [&] {
-          native::DropoutMask(Pool(), CpuTable(), key, ids.at<native::RowIds>(kCpu), shape.rows,
-                              shape.cols, mask.at(kCpu));
-          native::Cast(Pool(), CpuTable(), dx.at(kCpu), floats.at(kCpu));
-          native::DropoutBackward(Pool(), CpuTable(), key.rate, mask.at(kCpu), floats.at(kCpu));
-          native::Cast(Pool(), CpuTable(), floats.at(kCpu), masked.at(kCpu));
-          native::Cast(Pool(), CpuTable(), dx.at(kCpu), plain.at(kCpu));
+          native::DropoutMask(TheCpu(), key, ids.at<native::RowIds>(kCpu), shape.rows, shape.cols,
+                              mask.at(kCpu));
+          native::Cast(TheCpu(), dx.at(kCpu), floats.at(kCpu));
+          native::DropoutBackward(TheCpu(), key.rate, mask.at(kCpu), floats.at(kCpu));
+          native::Cast(TheCpu(), floats.at(kCpu), masked.at(kCpu));
+          native::Cast(TheCpu(), dx.at(kCpu), plain.at(kCpu));
         },
         [&](GpuStream& gpu) {
           CopyToDevice(mask.at(kGpu), mask.at(kCpu), mask.Cpu().size());
@@ -212,7 +212,7 @@ TEST_P(GpuScaleShift, ForwardIsTheCpusToTheBit) {
                                              .shift = p.has_shift ? shift.at(side) : nullptr,
                                              .y = y.at(side)};
       };
-      twin.Run([&] { native::ScaleShiftForward(Pool(), CpuTable(), args(kCpu), CpuScratch()); },
+      twin.Run([&] { native::ScaleShiftForward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ScaleShiftForward(gpu, args(kGpu)); });
       ExpectSame(y);
     }
@@ -241,7 +241,7 @@ TEST_P(GpuScaleShift, BackwardIsTheCpus) {
             .d_scale = p.has_scale ? d_scale.at(side) : nullptr,
             .d_shift = p.has_shift ? d_shift.at(side) : nullptr};
       };
-      twin.Run([&] { native::ScaleShiftBackward(Pool(), CpuTable(), args(kCpu), CpuScratch()); },
+      twin.Run([&] { native::ScaleShiftBackward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ScaleShiftBackward(gpu, args(kGpu)); });
       ExpectSame(dy);
       // Sums of n terms in another order: as sqrt(n) units of the size of a term.

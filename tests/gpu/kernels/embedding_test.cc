@@ -5,7 +5,6 @@
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 #include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::cuda {
@@ -55,8 +54,7 @@ class GpuEmbedding : public ::testing::TestWithParam<Case> {
   Ids ids_;
   std::vector<int32_t> tokens_;  // some are -1
   DropoutSite key_ = {.seed = 8, .step = 1, .site = 1};
-  native::ThreadPool pool_{1};
-  const native::KernelTable& table_ = native::Table(native::BestIsa());
+  native::Cpu cpu_{1};
 };
 
 TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
@@ -77,10 +75,10 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
   std::vector<uint8_t> twin_mask(MaskSize());
   args.x = twin.data();
   args.mask = twin_mask.data();
-  native::EmbedForward(pool_, table_, args);
+  native::EmbedForward(cpu_, args);
   args.positions = nullptr;
   args.x = twin_without.data();
-  native::EmbedForward(pool_, table_, args);
+  native::EmbedForward(cpu_, args);
 
   const DeviceMatrix device_table(c_.table, c_.vocabulary, c_.width, values, 0, c_.margin);
   const DeviceArray<float> device_positions(positions);
@@ -117,7 +115,7 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
 // Adds to `args.grad` as the GPU does, by the CPU's kernel: the rows of an index that has more than
 // a piece of them are added piece by piece, each from 0, and then the sums of the pieces in order.
 void AddInPieces(const native::EmbedBackwardArgs& args, const native::RowsByIndex& rows,
-                 native::ThreadPool& pool, const native::KernelTable& table) {
+                 native::Cpu& cpu) {
   std::vector<std::vector<int32_t>> index_of_piece;
   std::vector<int32_t> at_once(args.rows, -1);
   for (size_t i = 0; i < rows.indices.size(); ++i) {
@@ -129,15 +127,14 @@ void AddInPieces(const native::EmbedBackwardArgs& args, const native::RowsByInde
       index[rows.order[rows.starts[i] + place]] = rows.indices[i];
     }
   }
-  native::Scratch scratch;
   native::EmbedBackwardArgs some = args;
   some.index = at_once.data();
-  native::EmbedBackward(pool, table, some, scratch);
+  native::EmbedBackward(cpu, some);
   for (const std::vector<int32_t>& index : index_of_piece) {
     std::vector<float> sums(args.num_indices * args.width, 0.0f);
     some.index = index.data();
     some.grad = sums.data();
-    native::EmbedBackward(pool, table, some, scratch);
+    native::EmbedBackward(cpu, some);
     for (size_t i = 0; i < sums.size(); ++i) args.grad[i] += sums[i];
   }
 }
@@ -146,8 +143,8 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
   const std::vector<float> dx = RandomFloats(c_.rows * c_.width, 4);
   const std::vector<float> before = RandomFloats(c_.vocabulary * c_.width, 7);
   std::vector<uint8_t> mask(MaskSize());
-  native::DropoutMask(pool_, table_, key_, {ids_.pair.data(), ids_.position.data()}, c_.rows,
-                      c_.width, mask.data());
+  native::DropoutMask(cpu_, key_, {ids_.pair.data(), ids_.position.data()}, c_.rows, c_.width,
+                      mask.data());
   std::vector<float> twin = before;
   native::EmbedBackwardArgs args = {.rows = c_.rows,
                                     .width = c_.width,
@@ -160,7 +157,7 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
                                     .grad = twin.data()};
   native::RowsByIndex rows;
   native::SortRows(tokens_, c_.vocabulary, rows);
-  AddInPieces(args, rows, pool_, table_);
+  AddInPieces(args, rows, cpu_);
 
   const DeviceArray<int32_t> order(rows.order), starts(rows.starts), indices(rows.indices);
   int64_t longest = 0;

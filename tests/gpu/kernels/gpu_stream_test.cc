@@ -145,7 +145,7 @@ class LaunchShapes : public ::testing::Test {
 TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
   auto* const x = Memory<float>();
   Cast(gpu_, MatrixOf(1, kWeights, native::Element::kFloat32), MatrixOf(1, kWeights));
-  AdamStep(gpu_, {}, kWeights, x, x, x, x);
+  AdamStep(gpu_, {}, {kWeights, x, x, x, x});
   const FloatRange range = {x, kWeights};
   SumSquares(gpu_, std::span(&range, 1), Memory<double>());
   Add(gpu_, x, x, kWeights);
@@ -231,7 +231,8 @@ TEST_F(LaunchShapes, OfAttentionEmbeddingsAndLossAreOnesThatCudaTakes) {
                           .nll = x,
                           .loss = x,
                           .d_logits = MatrixOf(kRows, kVocabulary, native::Element::kFloat32)});
-  LogSoftmaxRows(gpu_, kRows, kVocabulary, x, kVocabulary, x, kVocabulary);
+  const native::Matrix logits = MatrixOf(kRows, kVocabulary, native::Element::kFloat32);
+  LogSoftmaxRows(gpu_, logits, logits);
   AverageLogProbs(gpu_, kRows * kVocabulary, 2, x, x);
   SumLosses(gpu_, kRows, x, x, Memory<double>());
   EXPECT_GE(Launches(gpu_), 9);

@@ -118,9 +118,9 @@ class NormTwin {
     twin_.Run(
         [&] {
           if (over_rows) {
-            native::BatchNormBackward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+            native::BatchNormBackward(TheCpu(), args(kCpu));
           } else {
-            native::ResidualNormBackward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+            native::ResidualNormBackward(TheCpu(), args(kCpu));
           }
         },
         [&](GpuStream& gpu) {
@@ -165,9 +165,9 @@ class NormTwin {
     twin_.Run(
         [&] {
           if (over_rows) {
-            native::BatchNormForward(Pool(), CpuTable(), args(kCpu), CpuScratch());
+            native::BatchNormForward(TheCpu(), args(kCpu));
           } else {
-            native::ResidualNormForward(Pool(), CpuTable(), args(kCpu));
+            native::ResidualNormForward(TheCpu(), args(kCpu));
           }
         },
         [&](GpuStream& gpu) {
@@ -298,7 +298,7 @@ TEST(GpuResidualSum, WithoutAGainTheSumAloneIsWrittenAlsoInPlace) {
                                        .sum = in_place ? x.at(side) : sum.at(side),
                                        .mask = mask.at(side)};
       };
-      twin.Run([&] { native::ResidualNormForward(Pool(), CpuTable(), args(kCpu)); },
+      twin.Run([&] { native::ResidualNormForward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ResidualNormForward(gpu, args(kGpu)); });
       ExpectSame(in_place ? x : sum);
       ExpectSame(mask);

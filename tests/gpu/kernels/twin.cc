@@ -248,16 +248,9 @@ void ExpectSame(const TwinArray<T>& array) {
 template void ExpectSame(const TwinArray<float>&);
 template void ExpectSame(const TwinArray<uint8_t>&);
 
-native::ThreadPool& Pool() {
-  static auto* const pool = new native::ThreadPool(1);
-  return *pool;
-}
-
-const native::KernelTable& CpuTable() { return native::Table(native::BestIsa()); }
-
-native::Scratch& CpuScratch() {
-  static auto* const scratch = new native::Scratch;
-  return *scratch;
+native::Cpu& TheCpu() {
+  static auto* const cpu = new native::Cpu(1);
+  return *cpu;
 }
 
 TwinIds::TwinIds(Twin& twin, int64_t rows) {

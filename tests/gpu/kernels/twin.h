@@ -5,7 +5,7 @@
 //   Twin twin;
 //   TwinMatrix& x = twin.RandomMatrix(Element::kBfloat16, rows, cols, /*seed=*/1);
 //   TwinMatrix& y = twin.NewMatrix(Element::kBfloat16, rows, cols);
-//   twin.Run([&] { native::Gelu(pool, table, x.at(kCpu), y.at(kCpu)); },
+//   twin.Run([&] { native::Gelu(cpu, x.at(kCpu), y.at(kCpu)); },
 //            [&](GpuStream& gpu) { Gelu(gpu, x.at(kGpu), y.at(kGpu)); });
 //   ExpectClose(y, /*ulps=*/2);
 //
@@ -22,10 +22,9 @@
 #include <vector>
 
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/matrix.h"
-#include "trainer/kernels/native/scratch.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::cuda::testing {
 
@@ -151,9 +150,7 @@ template <typename T>
 void ExpectSame(const TwinArray<T>& array);
 
 // The CPU's side of every test.
-native::ThreadPool& Pool();
-const native::KernelTable& CpuTable();
-native::Scratch& CpuScratch();
+native::Cpu& TheCpu();
 
 // Pairs and positions of rows: sentences of five tokens.
 struct TwinIds {

@@ -272,14 +272,15 @@ void CrossEntropyRows(GpuStream& gpu, const CrossEntropyArgs& args) {
   });
 }
 
-void LogSoftmaxRows(GpuStream& gpu, int64_t rows, int64_t vocabulary, const float* logits,
-                    int64_t stride, float* y, int64_t y_stride) {
-  DEEPNET_CHECK(vocabulary >= 1) << "vocabulary of " << vocabulary;
-  CheckRows(rows, vocabulary, std::min(stride, y_stride));
-  if (rows == 0) return;
-  Launch(gpu, "LogSoftmax", LogSoftmaxKernel, static_cast<unsigned>(rows), ThreadsOfRow(vocabulary),
-         0, static_cast<int>(vocabulary), logits, stride, y, y_stride,
-         RowsAreAligned(logits, stride) && RowsAreAligned(y, y_stride));
+void LogSoftmaxRows(GpuStream& gpu, native::ConstMatrix logits, native::Matrix y) {
+  DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
+  CheckRows(logits.rows, logits.cols, std::min(logits.stride, y.stride));
+  if (logits.rows == 0) return;
+  const auto* const x = static_cast<const float*>(logits.data);
+  auto* const to = static_cast<float*>(y.data);
+  Launch(gpu, "LogSoftmax", LogSoftmaxKernel, static_cast<unsigned>(logits.rows),
+         ThreadsOfRow(logits.cols), 0, static_cast<int>(logits.cols), x, logits.stride, to,
+         y.stride, RowsAreAligned(x, logits.stride) && RowsAreAligned(to, y.stride));
 }
 
 void AverageLogProbs(GpuStream& gpu, int64_t num_elements, int n, const float* x, float* y) {

@@ -16,8 +16,7 @@ namespace deepnet::cuda {
 void CrossEntropyRows(GpuStream& gpu, const native::CrossEntropyArgs& args);
 
 // One launch.
-void LogSoftmaxRows(GpuStream& gpu, int64_t rows, int64_t vocabulary, const float* logits,
-                    int64_t stride, float* y, int64_t y_stride);
+void LogSoftmaxRows(GpuStream& gpu, native::ConstMatrix logits, native::Matrix y);
 
 // One launch.
 void AverageLogProbs(GpuStream& gpu, int64_t num_elements, int n, const float* x, float* y);

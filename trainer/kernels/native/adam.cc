@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 namespace {
@@ -38,24 +38,22 @@ AdamConstants MakeAdamConstants(const AdamRule& rule) {
           .gradient_scale = static_cast<float>(rule.gradient_scale)};
 }
 
-void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamRule& rule,
-              const AdamRange& range) {
+void AdamStep(Cpu& cpu, const AdamRule& rule, const AdamRange& range) {
   const AdamConstants constants = MakeAdamConstants(rule);
-  ForBlocks(pool, range.n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    table.elementwise.adam(constants, {.n = end - begin,
-                                       .weights = range.weights + begin,
-                                       .gradient = range.gradient + begin,
-                                       .m = range.m + begin,
-                                       .v = range.v + begin});
+  ForBlocks(cpu.pool, range.n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.adam(constants, {.n = end - begin,
+                                           .weights = range.weights + begin,
+                                           .gradient = range.gradient + begin,
+                                           .m = range.m + begin,
+                                           .v = range.v + begin});
   });
 }
 
-void SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
-                std::span<double> sums) {
+void SumSquares(Cpu& cpu, const float* x, int64_t n, std::span<double> sums) {
   const int64_t num_blocks = (n + kSumSquaresBlock - 1) / kSumSquaresBlock;
   DEEPNET_CHECK_EQ(static_cast<int64_t>(sums.size()), num_blocks);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, num_blocks, kElementsPerBlock / kSumSquaresBlock,
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForBlocks(cpu.pool, num_blocks, kElementsPerBlock / kSumSquaresBlock,
             [&](int64_t begin, int64_t end, int) {
               for (int64_t block = begin; block < end; ++block) {
                 sums[block] =

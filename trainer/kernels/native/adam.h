@@ -6,8 +6,7 @@
 
 namespace deepnet::native {
 
-class ThreadPool;
-struct KernelTable;
+struct Cpu;
 
 // One update. With m, v the moments after it, c1 = 1 - beta1^step, c2 = 1 - beta2^step:
 //   fairseq_epsilon: p -= rate * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
@@ -42,8 +41,7 @@ struct AdamConstants {
 AdamConstants MakeAdamConstants(const AdamRule& rule);
 
 // Every element by itself: any cut of the range gives the same bits.
-void AdamStep(ThreadPool& pool, const KernelTable& table, const AdamRule& rule,
-              const AdamRange& range);
+void AdamStep(Cpu& cpu, const AdamRule& rule, const AdamRange& range);
 
 // Elements of a block of SumSquares.
 inline constexpr int64_t kSumSquaresBlock = 4096;
@@ -51,7 +49,6 @@ inline constexpr int64_t kSumSquaresBlock = 4096;
 // sums[b] = sum of x[i]^2 over block b, in double precision; (n + kSumSquaresBlock - 1) /
 // kSumSquaresBlock of them. The same bits on every instruction set. Infinite or NaN exactly if an
 // element is.
-void SumSquares(ThreadPool& pool, const KernelTable& table, const float* x, int64_t n,
-                std::span<double> sums);
+void SumSquares(Cpu& cpu, const float* x, int64_t n, std::span<double> sums);
 
 }  // namespace deepnet::native

@@ -5,9 +5,8 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 namespace {
@@ -52,8 +51,7 @@ int64_t CheckShape(const AttentionShape& shape, int64_t q_rows, int64_t k_rows, 
 
 }  // namespace
 
-void AttentionForward(ThreadPool& pool, const KernelTable& table, const AttentionForwardArgs& args,
-                      Scratch& scratch) {
+void AttentionForward(Cpu& cpu, const AttentionForwardArgs& args) {
   const DropoutStream stream = MakeDropoutStream(args.dropout);
   const AttentionShape& shape = args.shape;
   const int64_t max_keys =
@@ -61,18 +59,18 @@ void AttentionForward(ThreadPool& pool, const KernelTable& table, const Attentio
   CheckElements(args.q);
   DEEPNET_CHECK(args.q.element == args.k.element && args.q.element == args.v.element &&
                 args.q.element == args.context.element);
-  const ElementwiseTable& kernels = table.elementwise;
-  scratch.ReservePerThread(pool.num_threads(), kernels.attention_scratch(max_keys, shape.head_dim));
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
+                               kernels.attention_scratch(max_keys, shape.head_dim));
   ZeroRowsOfNoSentence(args.context, shape.q_offsets, shape.num_sentences);
   const int64_t num_units = static_cast<int64_t>(shape.num_sentences) * shape.heads;
-  pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
+  cpu.pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
     kernels.attention_forward(args, stream, static_cast<int>(unit / shape.heads),
-                              static_cast<int>(unit % shape.heads), scratch.ForThread(thread));
+                              static_cast<int>(unit % shape.heads), cpu.scratch.ForThread(thread));
   });
 }
 
-void AttentionBackward(ThreadPool& pool, const KernelTable& table,
-                       const AttentionBackwardArgs& args, Scratch& scratch) {
+void AttentionBackward(Cpu& cpu, const AttentionBackwardArgs& args) {
   const DropoutStream stream = MakeDropoutStream(args.dropout);
   const AttentionShape& shape = args.shape;
   const int64_t max_keys =
@@ -82,20 +80,20 @@ void AttentionBackward(ThreadPool& pool, const KernelTable& table,
   DEEPNET_CHECK(args.k.element == element && args.v.element == element &&
                 args.d_context.element == element && args.dq.element == element &&
                 args.dk.element == element && args.dv.element == element);
-  const ElementwiseTable& kernels = table.elementwise;
-  scratch.ReservePerThread(pool.num_threads(), kernels.attention_scratch(max_keys, shape.head_dim));
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
+                               kernels.attention_scratch(max_keys, shape.head_dim));
   ZeroRowsOfNoSentence(args.dq, shape.q_offsets, shape.num_sentences);
   ZeroRowsOfNoSentence(args.dk, shape.k_offsets, shape.num_sentences);
   ZeroRowsOfNoSentence(args.dv, shape.k_offsets, shape.num_sentences);
   const int64_t num_units = static_cast<int64_t>(shape.num_sentences) * shape.heads;
-  pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
+  cpu.pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
     kernels.attention_backward(args, stream, static_cast<int>(unit / shape.heads),
-                               static_cast<int>(unit % shape.heads), scratch.ForThread(thread));
+                               static_cast<int>(unit % shape.heads), cpu.scratch.ForThread(thread));
   });
 }
 
-void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAttentionArgs& args,
-                     Scratch& scratch) {
+void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args) {
   int64_t longest = 0;
   for (int64_t row = 0; row < args.q.rows; ++row) {
     DEEPNET_CHECK(args.lengths[row] >= 1) << "row " << row << " has an empty cache";
@@ -103,13 +101,14 @@ void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAtt
   }
   CheckElements(args.q);
   DEEPNET_CHECK(args.q.element == args.context.element);
-  const ElementwiseTable& kernels = table.elementwise;
+  const ElementwiseTable& kernels = cpu.table.elementwise;
   // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.
-  scratch.ReservePerThread(pool.num_threads(), args.heads * (longest + args.head_dim + 2 * 16));
+  cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
+                               args.heads * (longest + args.head_dim + 2 * 16));
   constexpr int64_t kRowsPerChunk = 4;  // neighbours often share keys
-  ForBlocks(pool, args.q.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
+  ForBlocks(cpu.pool, args.q.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
-      kernels.decode_attention(args, row, scratch.ForThread(thread));
+      kernels.decode_attention(args, row, cpu.scratch.ForThread(thread));
     }
   });
 }

@@ -18,8 +18,6 @@
 
 namespace deepnet::native {
 
-class Scratch;
-
 // Most keys of a sentence when weights are dropped; heads * kMaxAttentionKeys <=
 // kMaxDropoutFeatures.
 inline constexpr int64_t kMaxAttentionKeys = 4096;
@@ -49,8 +47,7 @@ struct AttentionForwardArgs {
 };
 
 // All matrices of one call hold the same element.
-void AttentionForward(ThreadPool& pool, const KernelTable& table, const AttentionForwardArgs& args,
-                      Scratch& scratch);
+void AttentionForward(Cpu& cpu, const AttentionForwardArgs& args);
 
 struct AttentionBackwardArgs {
   AttentionShape shape = {};
@@ -67,8 +64,7 @@ struct AttentionBackwardArgs {
   Matrix dv = {};
 };
 
-void AttentionBackward(ThreadPool& pool, const KernelTable& table,
-                       const AttentionBackwardArgs& args, Scratch& scratch);
+void AttentionBackward(Cpu& cpu, const AttentionBackwardArgs& args);
 
 // Decoding: every row is one query against the rows of a cache that its list names, in order of
 // position. A row's result depends on that row alone, not on its neighbours, the batch or the
@@ -85,7 +81,6 @@ struct DecodeAttentionArgs {
   Matrix context = {};               // [rows, heads * head_dim]
 };
 
-void DecodeAttention(ThreadPool& pool, const KernelTable& table, const DecodeAttentionArgs& args,
-                     Scratch& scratch);
+void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args);
 
 }  // namespace deepnet::native

@@ -5,8 +5,8 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 namespace {
@@ -16,7 +16,7 @@ constexpr int64_t kRowsPerVocabularyBlock = 4;
 
 }  // namespace
 
-void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEntropyArgs& args) {
+void CrossEntropyRows(Cpu& cpu, const CrossEntropyArgs& args) {
   DEEPNET_CHECK(args.vocabulary >= 2) << "vocabulary of " << args.vocabulary;
   DEEPNET_CHECK_LE(args.vocabulary, args.stride);
   CheckElements(args.d_logits);
@@ -24,26 +24,26 @@ void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEnt
     DEEPNET_CHECK(args.targets[row] >= -1 && args.targets[row] < args.vocabulary)
         << "row " << row << " has target " << args.targets[row] << " of " << args.vocabulary;
   }
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, args.rows, kRowsPerVocabularyBlock,
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForBlocks(cpu.pool, args.rows, kRowsPerVocabularyBlock,
             [&](int64_t begin, int64_t end, int) { kernels.cross_entropy(args, begin, end); });
 }
 
-void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, int64_t vocabulary,
-                    const float* logits, int64_t stride, float* y, int64_t y_stride) {
-  DEEPNET_CHECK(vocabulary >= 1) << "vocabulary of " << vocabulary;
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
+void LogSoftmaxRows(Cpu& cpu, ConstMatrix logits, Matrix y) {
+  DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
+  ForBlocks(cpu.pool, logits.rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      kernels.log_softmax(logits + row * stride, vocabulary, y + row * y_stride);
+      cpu.table.elementwise.log_softmax(
+          static_cast<const float*>(logits.data) + row * logits.stride, logits.cols,
+          static_cast<float*>(y.data) + row * y.stride);
     }
   });
 }
 
-void AverageLogProbs(ThreadPool& pool, int64_t num_elements, int n, const float* x, float* y) {
+void AverageLogProbs(Cpu& cpu, int64_t num_elements, int n, const float* x, float* y) {
   DEEPNET_CHECK(n >= 2) << "n = " << n;
   const float before = static_cast<float>(n - 1), count = static_cast<float>(n);
-  ForBlocks(pool, num_elements, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, num_elements, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const float highest = x[i] > y[i] ? x[i] : y[i];
       if (highest == -std::numeric_limits<float>::infinity()) continue;

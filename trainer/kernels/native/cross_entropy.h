@@ -7,8 +7,7 @@
 
 namespace deepnet::native {
 
-class ThreadPool;
-struct KernelTable;
+struct Cpu;
 
 // With p = softmax(logits row), t the row's target, V = vocabulary, e = smoothing / (V - 1):
 //   nll  = -log p_t
@@ -27,15 +26,14 @@ struct CrossEntropyArgs {
   Matrix d_logits = {};   // [rows, vocabulary]; data null: none; may be the logits themselves
 };
 
-void CrossEntropyRows(ThreadPool& pool, const KernelTable& table, const CrossEntropyArgs& args);
+void CrossEntropyRows(Cpu& cpu, const CrossEntropyArgs& args);
 
-// y = logits - log(sum(exp(logits))) for each row of [rows, vocabulary]; y may be the logits. A
-// row's result depends on that row alone.
-void LogSoftmaxRows(ThreadPool& pool, const KernelTable& table, int64_t rows, int64_t vocabulary,
-                    const float* logits, int64_t stride, float* y, int64_t y_stride);
+// y = logits - log(sum(exp(logits))) for each row; float32. y may be the logits. A row's result
+// depends on that row alone.
+void LogSoftmaxRows(Cpu& cpu, ConstMatrix logits, Matrix y);
 
 // y = log(((n - 1) exp(y) + exp(x)) / n), element by element: log-probabilities averaged over n - 1
 // models become those over n >= 2, as probabilities. Where x equals y, y keeps its bits.
-void AverageLogProbs(ThreadPool& pool, int64_t num_elements, int n, const float* x, float* y);
+void AverageLogProbs(Cpu& cpu, int64_t num_elements, int n, const float* x, float* y);
 
 }  // namespace deepnet::native

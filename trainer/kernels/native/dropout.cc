@@ -6,8 +6,8 @@
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 
@@ -33,27 +33,25 @@ DropoutStream MakeDropoutStream(const DropoutSite& key) {
       .scale = KeepScale(key.rate)};
 }
 
-void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutSite& key, RowIds ids,
-                    Matrix x, uint8_t* mask) {
+void DropoutForward(Cpu& cpu, const DropoutSite& key, RowIds ids, Matrix x, uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);
   CheckElements(x);
   const DropoutStream stream = MakeDropoutStream(key);
   if (!stream.active()) return;
-  const ElementwiseTable& kernels = table.elementwise;
+  const ElementwiseTable& kernels = cpu.table.elementwise;
   const int64_t num_blocks = MaskBytes(x.cols);
-  ForRowBlocks(pool, x.rows, [&](int64_t begin, int64_t end, int) {
+  ForRowBlocks(cpu.pool, x.rows, [&](int64_t begin, int64_t end, int) {
     kernels.keep_bits(stream, ids.pair + begin, ids.position + begin, end - begin, 0, num_blocks,
                       mask + begin * num_blocks, num_blocks);
     kernels.apply_mask(x, mask, stream.scale, begin, end);
   });
 }
 
-void DropoutBackward(ThreadPool& pool, const KernelTable& table, double rate, const uint8_t* mask,
-                     Matrix dx) {
+void DropoutBackward(Cpu& cpu, double rate, const uint8_t* mask, Matrix dx) {
   CheckElements(dx);
   if (rate == 0.0) return;
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, dx.rows, [&](int64_t begin, int64_t end, int) {
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, dx.rows, [&](int64_t begin, int64_t end, int) {
     kernels.apply_mask(dx, mask, KeepScale(rate), begin, end);
   });
 }

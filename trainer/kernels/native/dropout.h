@@ -37,8 +37,7 @@ struct DropoutSite {
 
 namespace deepnet::native {
 
-class ThreadPool;
-struct KernelTable;
+struct Cpu;
 
 // The identity of each row, one number for each; valid positions are below 2^20.
 struct RowIds {
@@ -68,11 +67,9 @@ DropoutStream MakeDropoutStream(const DropoutSite& key);
 float KeepScale(double rate);
 
 // x = keep ? x / (1 - rate) : 0, in place; writes the mask. The activation's dropout.
-void DropoutForward(ThreadPool& pool, const KernelTable& table, const DropoutSite& key, RowIds ids,
-                    Matrix x, uint8_t* mask);
+void DropoutForward(Cpu& cpu, const DropoutSite& key, RowIds ids, Matrix x, uint8_t* mask);
 
 // dx = keep ? dx / (1 - rate) : 0, in place, by the mask of the forward pass.
-void DropoutBackward(ThreadPool& pool, const KernelTable& table, double rate, const uint8_t* mask,
-                     Matrix dx);
+void DropoutBackward(Cpu& cpu, double rate, const uint8_t* mask, Matrix dx);
 
 }  // namespace deepnet::native

@@ -4,9 +4,8 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/scratch.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 namespace {
@@ -34,72 +33,62 @@ void AddGroups(const float* columns, int64_t cols, int64_t groups, float* sums) 
 
 }  // namespace
 
-void Add(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n) {
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+void Add(Cpu& cpu, const float* x, float* y, int64_t n) {
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForBlocks(cpu.pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
     kernels.add(x + begin, y + begin, end - begin);
   });
 }
 
-void GeluForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, Matrix y) {
+void GeluForward(Cpu& cpu, ConstMatrix x, Matrix y) {
   CheckSameShape(x, y);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, x.rows,
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, x.rows,
                [&](int64_t begin, int64_t end, int) { kernels.gelu_forward(x, y, begin, end); });
 }
 
-void GeluBackward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, ConstMatrix dy,
-                  Matrix dx) {
+void GeluBackward(Cpu& cpu, ConstMatrix x, ConstMatrix dy, Matrix dx) {
   CheckSameShape(x, dy);
   CheckSameShape(x, dx);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, x.rows, [&](int64_t begin, int64_t end, int) {
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, x.rows, [&](int64_t begin, int64_t end, int) {
     kernels.gelu_backward(x, dy, dx, begin, end);
   });
 }
 
-void Exp(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n) {
-  const ElementwiseTable& kernels = table.elementwise;
-  ForBlocks(pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    kernels.exp(x + begin, y + begin, end - begin);
-  });
-}
-
-void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix to) {
+void Cast(Cpu& cpu, ConstMatrix from, Matrix to) {
   CheckSameShape(from, to);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, from.rows,
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, from.rows,
                [&](int64_t begin, int64_t end, int) { kernels.cast(from, to, begin, end); });
 }
 
-void ScaleShiftForward(ThreadPool& pool, const KernelTable& table,
-                       const ScaleShiftForwardArgs& args, Scratch& scratch) {
+void ScaleShiftForward(Cpu& cpu, const ScaleShiftForwardArgs& args) {
   CheckElements(args.x, args.y);
-  float* columns = scratch.Reserve(args.x.cols);
+  float* columns = cpu.scratch.Reserve(args.x.cols);
   Spread(args.scale, args.groups, args.x.cols, columns);
   const float shift = args.shift != nullptr ? *args.shift : 0.0f;
-  ForRowBlocks(pool, args.x.rows, [&](int64_t begin, int64_t end, int) {
-    table.elementwise.scale_shift_forward(args.x, columns, shift, args.y, begin, end);
+  ForRowBlocks(cpu.pool, args.x.rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.scale_shift_forward(args.x, columns, shift, args.y, begin, end);
   });
 }
 
-void ScaleShiftBackward(ThreadPool& pool, const KernelTable& table,
-                        const ScaleShiftBackwardArgs& args, Scratch& scratch) {
+void ScaleShiftBackward(Cpu& cpu, const ScaleShiftBackwardArgs& args) {
   CheckElements(args.dy, args.x, args.dx);
   const int64_t rows = args.dy.rows, cols = args.dy.cols;
   const int64_t num_blocks = (rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * cols;
-  float* columns = scratch.Reserve(cols + (num_blocks + 1) * partial_size);
+  float* columns = cpu.scratch.Reserve(cols + (num_blocks + 1) * partial_size);
   float* sums = columns + cols;  // [scale, shift][cols]
   float* partials = sums + partial_size;
   Spread(args.scale, args.groups, cols, columns);
   const float shift = args.shift != nullptr ? *args.shift : 0.0f;
-  ForRowBlocks(pool, rows, [&](int64_t begin, int64_t end, int) {
-    table.elementwise.scale_shift_backward(args.dy, args.x, columns, shift, args.dx, begin, end,
-                                           partials + begin / kRowsPerBlock * partial_size);
+  ForRowBlocks(cpu.pool, rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.scale_shift_backward(args.dy, args.x, columns, shift, args.dx, begin, end,
+                                               partials + begin / kRowsPerBlock * partial_size);
   });
   std::fill_n(sums, partial_size, 0.0f);
-  table.elementwise.fold_rows(partials, num_blocks, partial_size, sums, partial_size);
+  cpu.table.elementwise.fold_rows(partials, num_blocks, partial_size, sums, partial_size);
   if (args.d_scale != nullptr) AddGroups(sums, cols, args.groups, args.d_scale);
   if (args.d_shift == nullptr) return;
   float total = 0.0f;

@@ -7,25 +7,19 @@
 
 namespace deepnet::native {
 
-class Scratch;
-class ThreadPool;
-struct KernelTable;
+struct Cpu;
 
 // y[i] += x[i], float32.
-void Add(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n);
+void Add(Cpu& cpu, const float* x, float* y, int64_t n);
 
 // y = GELU(x) = x * Phi(x), the exact form by the error function; same shapes; y may be x.
-void GeluForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, Matrix y);
+void GeluForward(Cpu& cpu, ConstMatrix x, Matrix y);
 
 // dx = dy * GELU'(x), with x as given to GeluForward; dx may be dy.
-void GeluBackward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, ConstMatrix dy,
-                  Matrix dx);
-
-// y[i] = e^x[i] within 2 units in the last place; 0 below -87.33, at most 2.4e38; y may be x.
-void Exp(ThreadPool& pool, const KernelTable& table, const float* x, float* y, int64_t n);
+void GeluBackward(Cpu& cpu, ConstMatrix x, ConstMatrix dy, Matrix dx);
 
 // to = from, converted if the elements differ: float32 -> bfloat16 rounds to nearest even.
-void Cast(ThreadPool& pool, const KernelTable& table, ConstMatrix from, Matrix to);
+void Cast(Cpu& cpu, ConstMatrix from, Matrix to);
 
 // y = scale * (x - shift): trained factors on columns and a trained number, which residual schemes
 // put on streams, branches and heads (docs/design/residuals.md).
@@ -37,8 +31,7 @@ struct ScaleShiftForwardArgs {
   Matrix y = {};                 // of either element; may be x
 };
 
-void ScaleShiftForward(ThreadPool& pool, const KernelTable& table,
-                       const ScaleShiftForwardArgs& args, Scratch& scratch);
+void ScaleShiftForward(Cpu& cpu, const ScaleShiftForwardArgs& args);
 
 struct ScaleShiftBackwardArgs {
   ConstMatrix dy = {};
@@ -53,7 +46,6 @@ struct ScaleShiftBackwardArgs {
 
 // The gradients of scale and shift are summed over blocks of kRowsPerBlock rows, over the blocks in
 // order, then over the columns of a group in order: the same bits for any number of threads.
-void ScaleShiftBackward(ThreadPool& pool, const KernelTable& table,
-                        const ScaleShiftBackwardArgs& args, Scratch& scratch);
+void ScaleShiftBackward(Cpu& cpu, const ScaleShiftBackwardArgs& args);
 
 }  // namespace deepnet::native

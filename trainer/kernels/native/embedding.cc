@@ -5,14 +5,13 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
-#include "trainer/kernels/native/scratch.h"
 #include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::native {
 
-void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args) {
+void EmbedForward(Cpu& cpu, const EmbedForwardArgs& args) {
   CheckElements(args.table, args.x_operand);
   for (int64_t row = 0; row < args.rows; ++row) {
     DEEPNET_CHECK(args.ids[row] >= -1 && args.ids[row] < args.vocabulary)
@@ -21,8 +20,8 @@ void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForward
         << "row " << row << " has position " << args.row_ids.position[row];
   }
   const DropoutStream stream = MakeDropoutStream(args.dropout);
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, args.rows, [&](int64_t begin, int64_t end, int) {
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
     if (stream.active()) {
       const int64_t num_bytes = MaskBytes(args.width);
       kernels.keep_bits(stream, args.row_ids.pair + begin, args.row_ids.position + begin,
@@ -32,17 +31,16 @@ void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForward
   });
 }
 
-void EmbedBackward(ThreadPool& pool, const KernelTable& table, const EmbedBackwardArgs& args,
-                   Scratch& scratch) {
-  int32_t* order_space = reinterpret_cast<int32_t*>(scratch.Reserve(2 * args.rows));
+void EmbedBackward(Cpu& cpu, const EmbedBackwardArgs& args) {
+  int32_t* order_space = reinterpret_cast<int32_t*>(cpu.scratch.Reserve(2 * args.rows));
   const std::span<const int32_t> sorted =
       SortRowsByIndex({args.index, static_cast<size_t>(args.rows)}, args.num_indices, order_space,
                       order_space + args.rows);
   const int64_t n = static_cast<int64_t>(sorted.size());
   const int32_t* const order = sorted.data();
-  const ElementwiseTable& kernels = table.elementwise;
+  const ElementwiseTable& kernels = cpu.table.elementwise;
   const float scale = args.rate > 0.0 ? KeepScale(args.rate) : 0.0f;
-  ForRowBlocks(pool, n, [&](int64_t begin, int64_t end, int) {
+  ForRowBlocks(cpu.pool, n, [&](int64_t begin, int64_t end, int) {
     const auto index_at = [&](int64_t i) { return args.index[order[i]]; };
     // An index that began in an earlier block is that block's.
     while (begin < end && begin > 0 && index_at(begin) == index_at(begin - 1)) ++begin;

@@ -8,8 +8,6 @@
 
 namespace deepnet::native {
 
-class Scratch;
-
 // x = Dropout(scale * table[id] + positions[position]) for each row.
 struct EmbedForwardArgs {
   int64_t rows = 0;
@@ -27,7 +25,7 @@ struct EmbedForwardArgs {
   uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; written if dropout.rate > 0
 };
 
-void EmbedForward(ThreadPool& pool, const KernelTable& table, const EmbedForwardArgs& args);
+void EmbedForward(Cpu& cpu, const EmbedForwardArgs& args);
 
 // grad[index[r]] += scale * keep(dx[r]) for each row r. The rows of one index are added in the
 // order of r, by one thread: the same bits for any number of threads.
@@ -44,7 +42,6 @@ struct EmbedBackwardArgs {
   float* grad = nullptr;          // [num_indices, width]
 };
 
-void EmbedBackward(ThreadPool& pool, const KernelTable& table, const EmbedBackwardArgs& args,
-                   Scratch& scratch);
+void EmbedBackward(Cpu& cpu, const EmbedBackwardArgs& args);
 
 }  // namespace deepnet::native

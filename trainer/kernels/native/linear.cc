@@ -83,11 +83,12 @@ Grid CutOuterProduct(const GemmTable& gemm, int threads, int64_t rows, int64_t p
   return best;
 }
 
-void RunProduct(ThreadPool& pool, const GemmTable& gemm, const ProductArgs& args) {
+void RunProduct(Cpu& cpu, const ProductArgs& args) {
+  const GemmTable& gemm = cpu.table.gemm;
   const int64_t panels = CeilDiv(args.cols, gemm.panel_width);
   if (args.c.rows == 0 || panels == 0) return;
-  const Grid grid = CutProduct(gemm, pool.num_threads(), args.c.rows, panels, args.depth);
-  pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int) {
+  const Grid grid = CutProduct(gemm, cpu.pool.num_threads(), args.c.rows, panels, args.depth);
+  cpu.pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int) {
     const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
     gemm.product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
                  grid.panels.End(p));
@@ -164,44 +165,43 @@ struct LinearCalls {
   }
 };
 
-void LinearForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, const PackedWeight& w,
-                   const float* bias, bool relu, Matrix y) {
-  ProductArgs args = LinearCalls::Args(table, x, w, /*forward=*/true, y);
+void LinearForward(Cpu& cpu, ConstMatrix x, const PackedWeight& w, const float* bias, bool relu,
+                   Matrix y) {
+  ProductArgs args = LinearCalls::Args(cpu.table, x, w, /*forward=*/true, y);
   args.bias = bias;
   args.relu = relu;
-  RunProduct(pool, table.gemm, args);
+  RunProduct(cpu, args);
 }
 
-void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix dy,
-                         const PackedWeight& w, const ConstMatrix* relu_output, bool accumulate,
-                         Matrix dx) {
+void LinearBackwardInput(Cpu& cpu, ConstMatrix dy, const PackedWeight& w,
+                         const ConstMatrix* relu_output, bool accumulate, Matrix dx) {
   DEEPNET_CHECK(!accumulate || dx.element == Element::kFloat32) << "sums are float32";
-  ProductArgs args = LinearCalls::Args(table, dy, w, /*forward=*/false, dx);
+  ProductArgs args = LinearCalls::Args(cpu.table, dy, w, /*forward=*/false, dx);
   if (relu_output != nullptr) {
     CheckShape(*relu_output, dy.rows, w.in(), "relu_output");
     args.gate = *relu_output;
   }
   args.accumulate = accumulate;
-  RunProduct(pool, table.gemm, args);
+  RunProduct(cpu, args);
 }
 
-void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
-                          float* dw, float* dbias, Scratch& scratch) {
+void LinearBackwardWeight(Cpu& cpu, ConstMatrix dy, ConstMatrix x, float* dw, float* dbias) {
   CheckElements(dy, x);
   DEEPNET_CHECK(dy.element == x.element) << "operands differ in element";
   CheckShape(dy, x.rows, dy.cols, "dy");
   CheckShape(x, x.rows, x.cols, "x");
   if (x.rows == 0 || dy.cols == 0 || x.cols == 0) return;
-  const GemmTable& gemm = table.gemm;
-  const Units units = UnitsOf(table, x.element);
+  const GemmTable& gemm = cpu.table.gemm;
+  const Units units = UnitsOf(cpu.table, x.element);
   const int64_t panels = CeilDiv(x.cols, gemm.panel_width);
   const int64_t blocks = CeilDiv(x.rows, kRowBlock);
   const int64_t panel_stride = kRowBlock / UnitDepth(units) * gemm.panel_width;
   const int64_t block_stride = panels * panel_stride;
-  float* packed = scratch.Reserve(blocks * block_stride + pool.num_threads() * gemm.scratch_units);
+  float* packed =
+      cpu.scratch.Reserve(blocks * block_stride + cpu.pool.num_threads() * gemm.scratch_units);
   float* thread_scratch = packed + blocks * block_stride;
 
-  pool.ParallelFor(CeilDiv(x.rows, kRowsPerPacking), [&](int64_t piece, int) {
+  cpu.pool.ParallelFor(CeilDiv(x.rows, kRowsPerPacking), [&](int64_t piece, int) {
     const int64_t row = piece * kRowsPerPacking;
     float* out = packed + row / kRowBlock * block_stride +
                  row % kRowBlock / UnitDepth(units) * gemm.panel_width;
@@ -218,8 +218,8 @@ void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatri
                                  .c_stride = x.cols,
                                  .cols = x.cols,
                                  .col_sums = dbias};
-  const Grid grid = CutOuterProduct(gemm, pool.num_threads(), dy.cols, panels, x.rows);
-  pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int thread) {
+  const Grid grid = CutOuterProduct(gemm, cpu.pool.num_threads(), dy.cols, panels, x.rows);
+  cpu.pool.ParallelFor(grid.rows.count * grid.panels.count, [&](int64_t piece, int thread) {
     const int64_t p = piece / grid.rows.count, r = piece % grid.rows.count;
     gemm.outer_product(args, grid.rows.Begin(r), grid.rows.End(r), grid.panels.Begin(p),
                        grid.panels.End(p), thread_scratch + thread * gemm.scratch_units);

@@ -9,20 +9,18 @@
 // are computed with it. dW and db add up blocks of kRowBlock rows, counted from row 0.
 //
 // Example:
-//   const KernelTable& table = Table(BestIsa());
-//   PackedWeight weight(table, out, in, Element::kFloat32, PackedFor::kTraining);
-//   weight.Pack(pool, master);  // again after each optimizer step
-//   LinearForward(pool, table, x, weight, bias, /*relu=*/true, y);
+//   PackedWeight weight(cpu.table, out, in, Element::kFloat32, PackedFor::kTraining);
+//   weight.Pack(cpu.pool, master);  // again after each optimizer step
+//   LinearForward(cpu, x, weight, bias, /*relu=*/true, y);
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/matrix.h"
-#include "trainer/kernels/native/scratch.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native {
 
@@ -79,19 +77,17 @@ class PackedWeight {
 
 // y = x w^T + bias, then max(0, .) if relu. x is [R, in] in the weight's element, bias [out]
 // or null, y [R, out] float32 or bfloat16, not overlapping x.
-void LinearForward(ThreadPool& pool, const KernelTable& table, ConstMatrix x, const PackedWeight& w,
-                   const float* bias, bool relu, Matrix y);
+void LinearForward(Cpu& cpu, ConstMatrix x, const PackedWeight& w, const float* bias, bool relu,
+                   Matrix y);
 
 // dx = dy w, zeroed where *relu_output (null, or [R, in] of either element) is <= 0; with
 // `accumulate` added to dx instead of stored. dy is [R, out] in the weight's element; dx [R, in]
 // float32 or bfloat16 (float32 if accumulate), not overlapping dy. w is kTraining.
-void LinearBackwardInput(ThreadPool& pool, const KernelTable& table, ConstMatrix dy,
-                         const PackedWeight& w, const ConstMatrix* relu_output, bool accumulate,
-                         Matrix dx);
+void LinearBackwardInput(Cpu& cpu, ConstMatrix dy, const PackedWeight& w,
+                         const ConstMatrix* relu_output, bool accumulate, Matrix dx);
 
 // dw [out, in] += dy^T x; dbias [out] (or null) += column sums of dy. dy is [R, out] and x [R, in]
 // of the same element; dw and dbias contiguous.
-void LinearBackwardWeight(ThreadPool& pool, const KernelTable& table, ConstMatrix dy, ConstMatrix x,
-                          float* dw, float* dbias, Scratch& scratch);
+void LinearBackwardWeight(Cpu& cpu, ConstMatrix dy, ConstMatrix x, float* dw, float* dbias);
 
 }  // namespace deepnet::native

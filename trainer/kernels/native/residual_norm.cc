@@ -5,15 +5,13 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/kernel_table.h"
-#include "trainer/kernels/native/thread_pool.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 
-void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
-                         const ResidualNormForwardArgs& args) {
+void ResidualNormForward(Cpu& cpu, const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
   if (args.rows == 0) return;  // arrays of no rows may have no address
   DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
@@ -21,8 +19,8 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
   const DropoutStream stream =
       args.branch.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
   DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
-  const ElementwiseTable& kernels = table.elementwise;
-  ForRowBlocks(pool, args.rows, [&](int64_t begin, int64_t end, int) {
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
     if (stream.active()) {
       const int64_t num_bytes = MaskBytes(args.width);
       kernels.keep_bits(stream, args.ids.pair + begin, args.ids.position + begin, end - begin, 0,
@@ -32,33 +30,31 @@ void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
   });
 }
 
-void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
-                const float* bias, Matrix y) {
+void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y) {
   CheckElements(xhat, y);
-  ForRowBlocks(pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
-    table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
+  ForRowBlocks(cpu.pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
   });
 }
 
-void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
-                          const ResidualNormBackwardArgs& args, Scratch& scratch) {
+void ResidualNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args) {
   DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
   DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
   CheckElements(args.d_branch);
-  const ElementwiseTable& kernels = table.elementwise;
+  const ElementwiseTable& kernels = cpu.table.elementwise;
   const bool want_gain = args.d_gain != nullptr;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * args.width;
-  float* partials = want_gain ? scratch.Reserve(num_blocks * partial_size) : nullptr;
+  float* partials = want_gain ? cpu.scratch.Reserve(num_blocks * partial_size) : nullptr;
   const float keep_scale = args.rate > 0.0 ? KeepScale(args.rate) : 0.0f;
-  ForRowBlocks(pool, args.rows, [&](int64_t begin, int64_t end, int) {
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
     float* partial = want_gain ? partials + begin / kRowsPerBlock * partial_size : nullptr;
     kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
   });
   if (!want_gain) return;
   // Partials are [block][gain, bias][width]: the columns are independent of each other.
   constexpr int64_t kColumnsPerBlock = 256;
-  ForBlocks(pool, args.width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, args.width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
     kernels.fold_rows(partials + begin, num_blocks, partial_size, args.d_gain + begin, end - begin);
     if (args.d_bias == nullptr) return;
     kernels.fold_rows(partials + args.width + begin, num_blocks, partial_size, args.d_bias + begin,
@@ -133,12 +129,11 @@ void BackwardColumns(const ResidualNormBackwardArgs& args, int64_t begin, int64_
 
 }  // namespace
 
-void BatchNormForward(ThreadPool& pool, const KernelTable& table,
-                      const ResidualNormForwardArgs& args, Scratch& scratch) {
+void BatchNormForward(Cpu& cpu, const ResidualNormForwardArgs& args) {
   DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
   if (args.rows == 0) return;
   const int64_t size = args.rows * args.width;
-  float* own = scratch.Reserve(size + args.width);
+  float* own = cpu.scratch.Reserve(size + args.width);
   float* xhat = args.xhat != nullptr ? args.xhat : own;
   float* rstd = args.rstd != nullptr ? args.rstd : own + size;
 
@@ -147,25 +142,24 @@ void BatchNormForward(ThreadPool& pool, const KernelTable& table,
   sum.sum = xhat;
   sum.y = sum.xhat = sum.rstd = nullptr;
   sum.y_operand = {};
-  ResidualNormForward(pool, table, sum);
-  ForBlocks(pool, args.width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
+  ResidualNormForward(cpu, sum);
+  ForBlocks(cpu.pool, args.width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
     NormalizeColumns(args.rows, args.width, args.epsilon, begin, end, xhat, rstd);
   });
   const Matrix normal = View(xhat, args.rows, args.width);
   if (args.y != nullptr) {
-    NormOutput(pool, table, normal, args.gain, args.bias, View(args.y, args.rows, args.width));
+    NormOutput(cpu, normal, args.gain, args.bias, View(args.y, args.rows, args.width));
   }
   if (args.y_operand.data != nullptr) {
-    NormOutput(pool, table, normal, args.gain, args.bias, args.y_operand);
+    NormOutput(cpu, normal, args.gain, args.bias, args.y_operand);
   }
 }
 
-void BatchNormBackward(ThreadPool& pool, const KernelTable& table,
-                       const ResidualNormBackwardArgs& args, Scratch& scratch) {
+void BatchNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args) {
   DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
   if (args.rows == 0) return;
-  float* dsum = scratch.Reserve(args.rows * args.width);
-  ForBlocks(pool, args.width, kBatchNormColumns,
+  float* dsum = cpu.scratch.Reserve(args.rows * args.width);
+  ForBlocks(cpu.pool, args.width, kBatchNormColumns,
             [&](int64_t begin, int64_t end, int) { BackwardColumns(args, begin, end, dsum); });
   const Matrix gradient = View(dsum, args.rows, args.width);
   if (args.d_residual != nullptr) {
@@ -175,12 +169,12 @@ void BatchNormBackward(ThreadPool& pool, const KernelTable& table,
                                   .x = dsum,
                                   .sum = args.d_residual};
     if (args.accumulate_residual) dx.branch = View(args.d_residual, args.rows, args.width);
-    ResidualNormForward(pool, table, dx);
+    ResidualNormForward(cpu, dx);
   }
   if (args.d_branch.data == nullptr) return;
-  if (args.dpast != nullptr) Add(pool, table, args.dpast, dsum, args.rows * args.width);
-  Cast(pool, table, gradient, args.d_branch);
-  if (args.rate > 0) DropoutBackward(pool, table, args.rate, args.mask, args.d_branch);
+  if (args.dpast != nullptr) Add(cpu, args.dpast, dsum, args.rows * args.width);
+  Cast(cpu, gradient, args.d_branch);
+  if (args.rate > 0) DropoutBackward(cpu, args.rate, args.mask, args.d_branch);
 }
 
 }  // namespace deepnet::native

@@ -14,8 +14,6 @@
 
 namespace deepnet::native {
 
-class Scratch;
-
 inline constexpr int64_t kMaxNormWidth = 16384;
 
 struct ResidualNormForwardArgs {
@@ -40,13 +38,11 @@ struct ResidualNormForwardArgs {
   uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; required if dropout.rate > 0
 };
 
-void ResidualNormForward(ThreadPool& pool, const KernelTable& table,
-                         const ResidualNormForwardArgs& args);
+void ResidualNormForward(Cpu& cpu, const ResidualNormForwardArgs& args);
 
 // y = xhat * gain + bias: what the forward pass wrote, again, bit for bit. xhat [rows, width]
 // float32, y of either element; bias may be null.
-void NormOutput(ThreadPool& pool, const KernelTable& table, ConstMatrix xhat, const float* gain,
-                const float* bias, Matrix y);
+void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y);
 
 struct ResidualNormBackwardArgs {
   int64_t rows = 0;
@@ -70,8 +66,7 @@ struct ResidualNormBackwardArgs {
 
 // The gradients of gain and bias are summed over blocks of kRowsPerBlock rows, then over the blocks
 // in order: the same bits for any number of threads.
-void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
-                          const ResidualNormBackwardArgs& args, Scratch& scratch);
+void ResidualNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args);
 
 // The same step with BatchNorm (Ioffe & Szegedy, 2015): mean and variance of each column over the
 // rows instead of each row over the columns, always those of the rows given. A contrast for
@@ -80,11 +75,9 @@ void ResidualNormBackward(ThreadPool& pool, const KernelTable& table,
 // `args` as in ResidualNormForward, except: always centred, gain given, no sum wanted, rstd
 // [width]. Statistics are summed in double precision, each column over the rows in order: the same
 // bits for any number of threads and any instruction set.
-void BatchNormForward(ThreadPool& pool, const KernelTable& table,
-                      const ResidualNormForwardArgs& args, Scratch& scratch);
+void BatchNormForward(Cpu& cpu, const ResidualNormForwardArgs& args);
 
 // `args` as in ResidualNormBackward, except: rstd [width], d_gain wanted.
-void BatchNormBackward(ThreadPool& pool, const KernelTable& table,
-                       const ResidualNormBackwardArgs& args, Scratch& scratch);
+void BatchNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args);
 
 }  // namespace deepnet::native

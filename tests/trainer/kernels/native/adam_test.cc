@@ -49,11 +49,11 @@ TEST_P(Adam, IsTheDefinitionOverSeveralSteps) {
                     : a.rate / c1 * m[i] / (std::sqrt(v[i] / c2) + a.epsilon);
       }
     }
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<float> weights = RandomFloats(n, 1), got_m(n, 0.0f), got_v(n, 0.0f);
       for (int64_t step = 1; step <= 3; ++step) {
         AdamStep(
-            pool, table, SomeRule(GetParam(), step),
+            cpu, SomeRule(GetParam(), step),
             {n, weights.data(), RandomFloats(n, 10 + step).data(), got_m.data(), got_v.data()});
       }
       EXPECT_LT(RelativeError(Doubles(weights), p), 1e-6);
@@ -71,22 +71,20 @@ INSTANTIATE_TEST_SUITE_P(Conventions, Adam, ::testing::Bool());
 
 TEST(AdamStep, DoesNotDependOnHowTheRangeIsCut) {
   const int64_t n = 1000, cut = 333;
-  ThreadPool pool(1);
+  Cpu cpu(1);
   const std::vector<float> g = RandomFloats(n, 2);
   std::vector<float> whole = RandomFloats(n, 1), parts = whole, m(n), v(n), m2(n), v2(n);
   const AdamRule rule = SomeRule(/*fairseq_epsilon=*/true, 1);
-  const KernelTable& table = Table(BestIsa());
-  AdamStep(pool, table, rule, {n, whole.data(), g.data(), m.data(), v.data()});
-  AdamStep(pool, table, rule, {cut, parts.data(), g.data(), m2.data(), v2.data()});
-  AdamStep(pool, table, rule, {n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut]});
+  AdamStep(cpu, rule, {n, whole.data(), g.data(), m.data(), v.data()});
+  AdamStep(cpu, rule, {cut, parts.data(), g.data(), m2.data(), v2.data()});
+  AdamStep(cpu, rule, {n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut]});
   EXPECT_EQ(parts, whole);
 }
 
-std::vector<double> BlockSums(ThreadPool& pool, const KernelTable& table,
-                              const std::vector<float>& x) {
+std::vector<double> BlockSums(Cpu& cpu, const std::vector<float>& x) {
   const int64_t n = static_cast<int64_t>(x.size());
   std::vector<double> sums((n + kSumSquaresBlock - 1) / kSumSquaresBlock);
-  SumSquares(pool, table, x.data(), n, sums);
+  SumSquares(cpu, x.data(), n, sums);
   return sums;
 }
 
@@ -95,24 +93,24 @@ TEST(SumSquares, IsTheSameOnEveryInstructionSet) {
     const std::vector<float> x = RandomFloats(n, 3);
     double expected = 0.0;
     for (const float value : x) expected += static_cast<double>(value) * value;
-    ThreadPool baseline_pool(1);
-    const std::vector<double> baseline = BlockSums(baseline_pool, Table(Isa::kBaseline), x);
+    Cpu baseline_cpu(1, Isa::kBaseline);
+    const std::vector<double> baseline = BlockSums(baseline_cpu, x);
     EXPECT_NEAR(std::accumulate(baseline.begin(), baseline.end(), 0.0), expected, 1e-12 * expected);
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-      EXPECT_EQ(BlockSums(pool, table, x), baseline);
+    ForEachIsaAndThreads([&](Cpu& cpu) {
+      EXPECT_EQ(BlockSums(cpu, x), baseline);
       return std::vector<double>();
     });
   }
 }
 
 TEST(SumSquares, OfABlockIsThatOfItsElementsAlone) {
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     const std::vector<float> x = RandomFloats(9001, 4);
-    const std::vector<double> sums = BlockSums(pool, table, x);
+    const std::vector<double> sums = BlockSums(cpu, x);
     for (size_t block = 0; block < sums.size(); ++block) {
       const size_t begin = block * kSumSquaresBlock;
       const size_t end = std::min(x.size(), begin + kSumSquaresBlock);
-      EXPECT_EQ(BlockSums(pool, table, {x.begin() + begin, x.begin() + end}),
+      EXPECT_EQ(BlockSums(cpu, {x.begin() + begin, x.begin() + end}),
                 std::vector<double>{sums[block]});
     }
     return std::vector<double>();
@@ -120,14 +118,14 @@ TEST(SumSquares, OfABlockIsThatOfItsElementsAlone) {
 }
 
 TEST(SumSquares, IsNotFiniteExactlyIfAnElementIsNot) {
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> x(9001, std::numeric_limits<float>::max());
-    for (const double sum : BlockSums(pool, table, x)) EXPECT_TRUE(std::isfinite(sum));
+    for (const double sum : BlockSums(cpu, x)) EXPECT_TRUE(std::isfinite(sum));
     for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
       for (const int64_t at : {0, 4095, 9000}) {
         std::vector<float> broken = x;
         broken[at] = bad;
-        const std::vector<double> sums = BlockSums(pool, table, broken);
+        const std::vector<double> sums = BlockSums(cpu, broken);
         for (size_t block = 0; block < sums.size(); ++block) {
           EXPECT_EQ(std::isfinite(sums[block]), block != at / size_t{kSumSquaresBlock}) << block;
         }

@@ -4,7 +4,6 @@
 
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 namespace {
@@ -139,36 +138,31 @@ class Attention : public ::testing::TestWithParam<Case> {
 TEST_P(Attention, ForwardAndBackwardAreTheDefinition) {
   oracle_.Run();
   const double tolerance = Tolerance(c_.element);
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-    Scratch scratch;
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     const RowIds ids = {ids_.pair.data(), ids_.position.data()};
     Operand context(c_.element, q_rows_, width_, 4);
     std::vector<float> lse(q_rows_ * c_.heads);
-    AttentionForward(pool, table,
-                     {.shape = shape(),
-                      .q = q_.view(),
-                      .k = k_.view(),
-                      .v = v_.view(),
-                      .dropout = key_,
-                      .q_ids = ids,
-                      .context = context.view(),
-                      .lse = lse.data()},
-                     scratch);
+    AttentionForward(cpu, {.shape = shape(),
+                           .q = q_.view(),
+                           .k = k_.view(),
+                           .v = v_.view(),
+                           .dropout = key_,
+                           .q_ids = ids,
+                           .context = context.view(),
+                           .lse = lse.data()});
     Operand dq(c_.element, q_rows_, width_, 1), dk(c_.element, k_rows_, width_, 2);
     Operand dv(c_.element, k_rows_, width_, 3);
-    AttentionBackward(pool, table,
-                      {.shape = shape(),
-                       .q = q_.view(),
-                       .k = k_.view(),
-                       .v = v_.view(),
-                       .lse = lse.data(),
-                       .d_context = d_context_.view(),
-                       .dropout = key_,
-                       .q_ids = ids,
-                       .dq = dq.view(),
-                       .dk = dk.view(),
-                       .dv = dv.view()},
-                      scratch);
+    AttentionBackward(cpu, {.shape = shape(),
+                            .q = q_.view(),
+                            .k = k_.view(),
+                            .v = v_.view(),
+                            .lse = lse.data(),
+                            .d_context = d_context_.view(),
+                            .dropout = key_,
+                            .q_ids = ids,
+                            .dq = dq.view(),
+                            .dk = dk.view(),
+                            .dv = dv.view()});
     EXPECT_LT(RelativeError(context.Values(), oracle_.context), tolerance);
     EXPECT_LT(RelativeError(Doubles(lse), oracle_.lse), 1e-5);
     EXPECT_LT(RelativeError(dq.Values(), oracle_.dq), tolerance);
@@ -236,16 +230,13 @@ TEST(AttentionRange, LargeScoresDoNotOverflow) {
   Operand v = Operand::Of(Element::kFloat32, 4, 4, std::vector<float>(16, 2.0f));
   Operand context(Element::kFloat32, 4, 4);
   std::vector<float> lse(4);
-  ThreadPool pool(1);
-  Scratch scratch;
-  AttentionForward(pool, Table(BestIsa()),
-                   {.shape = {1, offsets.data(), offsets.data(), 1, 4, false},
-                    .q = q.view(),
-                    .k = q.view(),
-                    .v = v.view(),
-                    .context = context.view(),
-                    .lse = lse.data()},
-                   scratch);
+  Cpu cpu(1);
+  AttentionForward(cpu, {.shape = {1, offsets.data(), offsets.data(), 1, 4, false},
+                         .q = q.view(),
+                         .k = q.view(),
+                         .v = v.view(),
+                         .context = context.view(),
+                         .lse = lse.data()});
   EXPECT_LT(RelativeError(context.Values(), std::vector<double>(16, 2.0)), 1e-6);
 }
 
@@ -294,8 +285,7 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
         oracle.Run();
         Append(expected, oracle.context);
       }
-      ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-        Scratch scratch;
+      ForEachIsaAndThreads([&](Cpu& cpu) {
         Operand together(element, rows, width, 1), alone(element, rows, width, 1);
         DecodeAttentionArgs args = {.heads = heads,
                                     .head_dim = head_dim,
@@ -306,7 +296,7 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
                                     .index_stride = index_stride,
                                     .lengths = lengths.data(),
                                     .context = together.view()};
-        DecodeAttention(pool, table, args, scratch);
+        DecodeAttention(cpu, args);
         EXPECT_LT(RelativeError(together.Values(), expected), Tolerance(element));
         EXPECT_TRUE(together.MarginIsUntouched());
         const int64_t bytes = element == Element::kFloat32 ? 4 : 2;
@@ -320,7 +310,7 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
               static_cast<char*>(args.context.data) + r * args.context.stride * bytes;
           args.index = index.data() + r * index_stride;
           args.lengths = lengths.data() + r;
-          DecodeAttention(pool, table, args, scratch);
+          DecodeAttention(cpu, args);
         }
         EXPECT_EQ(alone.Values(), together.Values());
         return together.Values();

@@ -73,20 +73,19 @@ TEST_P(CrossEntropy, LossAndGradientAreTheDefinition) {
     }
     for (const double slope : slopes) gradient.push_back(slope * kScale);
   }
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> got_nll(rows), got_loss(rows);
     Operand d_logits(element, rows, vocabulary, 3);
-    CrossEntropyRows(pool, table,
-                     {.rows = rows,
-                      .vocabulary = vocabulary,
-                      .logits = logits.data(),
-                      .stride = stride,
-                      .targets = targets.data(),
-                      .smoothing = smoothing,
-                      .scale = kScale,
-                      .nll = got_nll.data(),
-                      .loss = got_loss.data(),
-                      .d_logits = d_logits.view()});
+    CrossEntropyRows(cpu, {.rows = rows,
+                           .vocabulary = vocabulary,
+                           .logits = logits.data(),
+                           .stride = stride,
+                           .targets = targets.data(),
+                           .smoothing = smoothing,
+                           .scale = kScale,
+                           .nll = got_nll.data(),
+                           .loss = got_loss.data(),
+                           .d_logits = d_logits.view()});
     EXPECT_LT(RelativeError(Doubles(got_nll), nll), 1e-5);
     EXPECT_LT(RelativeError(Doubles(got_loss), loss), 1e-5);
     EXPECT_LT(RelativeError(d_logits.Values(), gradient), testing::Tolerance(element));
@@ -110,7 +109,7 @@ TEST(CrossEntropyRows, GradientMayReplaceTheLogits) {
   std::vector<float> logits = RandomFloats(2 * vocabulary, 4);
   const std::vector<int32_t> targets = {5, 4000};
   std::vector<float> nll(2), loss(2), separate(2 * vocabulary);
-  ThreadPool pool(2);
+  Cpu cpu(2);
   CrossEntropyArgs args = {.rows = 2,
                            .vocabulary = vocabulary,
                            .logits = logits.data(),
@@ -120,28 +119,27 @@ TEST(CrossEntropyRows, GradientMayReplaceTheLogits) {
                            .nll = nll.data(),
                            .loss = loss.data()};
   args.d_logits = {separate.data(), Element::kFloat32, 2, vocabulary, vocabulary};
-  CrossEntropyRows(pool, Table(BestIsa()), args);
+  CrossEntropyRows(cpu, args);
   args.d_logits.data = logits.data();
-  CrossEntropyRows(pool, Table(BestIsa()), args);
+  CrossEntropyRows(cpu, args);
   EXPECT_EQ(logits, separate);
 }
 
 TEST(CrossEntropyRows, AnInfiniteOrMissingNumberReachesTheLoss) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<float> logits(40, 1.0f);
       logits[17] = bad;
       const int32_t target = 3;
       float nll = 0.0f, loss = 0.0f;
-      CrossEntropyRows(pool, table,
-                       {.rows = 1,
-                        .vocabulary = 40,
-                        .logits = logits.data(),
-                        .stride = 40,
-                        .targets = &target,
-                        .smoothing = 0.1,
-                        .nll = &nll,
-                        .loss = &loss});
+      CrossEntropyRows(cpu, {.rows = 1,
+                             .vocabulary = 40,
+                             .logits = logits.data(),
+                             .stride = 40,
+                             .targets = &target,
+                             .smoothing = 0.1,
+                             .nll = &nll,
+                             .loss = &loss});
       EXPECT_FALSE(std::isfinite(loss)) << bad;
       return std::vector<double>();
     });
@@ -157,12 +155,13 @@ TEST(LogSoftmax, IsTheDefinitionAndEachRowStandsAlone) {
     const double lse = LogSumExp(row);
     for (const double v : row) expected.push_back(v - lse);
   }
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> y(rows * vocabulary), alone(vocabulary);
-    LogSoftmaxRows(pool, table, rows, vocabulary, logits.data(), stride, y.data(), vocabulary);
+    LogSoftmaxRows(cpu, {logits.data(), Element::kFloat32, rows, vocabulary, stride},
+                   {y.data(), Element::kFloat32, rows, vocabulary, vocabulary});
     EXPECT_LT(RelativeError(Doubles(y), expected), 1e-6);
-    LogSoftmaxRows(pool, table, 1, vocabulary, &logits[5 * stride], stride, alone.data(),
-                   vocabulary);
+    LogSoftmaxRows(cpu, {&logits[5 * stride], Element::kFloat32, 1, vocabulary, stride},
+                   {alone.data(), Element::kFloat32, 1, vocabulary, vocabulary});
     EXPECT_TRUE(std::equal(alone.begin(), alone.end(), y.begin() + 5 * vocabulary));
     return Doubles(y);
   });
@@ -177,9 +176,9 @@ TEST(AverageLogProbs, IsTheLogarithmOfTheMeanProbability) {
       const double sum = (n - 1) * std::exp(static_cast<double>(y[i])) + std::exp(double{x[i]});
       expected.push_back(std::log(sum / n));
     }
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable&) {
+    ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<float> average = y;
-      AverageLogProbs(pool, count, n, x.data(), average.data());
+      AverageLogProbs(cpu, count, n, x.data(), average.data());
       EXPECT_LT(RelativeError(Doubles(average), expected), 1e-6);
       return Doubles(average);
     });
@@ -188,17 +187,17 @@ TEST(AverageLogProbs, IsTheLogarithmOfTheMeanProbability) {
 
 TEST(AverageLogProbs, OfEqualNumbersHasTheirBitsAndOfOddOnesIsOdd) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  ThreadPool pool(1);
+  Cpu cpu(1);
   std::vector<float> x = RandomFloats(5000, 1, 20.0f);
   x.push_back(-kInfinity);
   for (int n = 2; n < 20; ++n) {
     std::vector<float> average = x;
-    AverageLogProbs(pool, std::ssize(x), n, x.data(), average.data());
+    AverageLogProbs(cpu, std::ssize(x), n, x.data(), average.data());
     EXPECT_EQ(average, x) << n;
   }
   const std::vector<float> odd = {-kInfinity, -1.0f, std::nanf(""), -1.0f};
   std::vector<float> average = {-1.0f, -kInfinity, -1.0f, std::nanf("")};
-  AverageLogProbs(pool, 4, 2, odd.data(), average.data());
+  AverageLogProbs(cpu, 4, 2, odd.data(), average.data());
   EXPECT_NEAR(average[0], -1.0 - std::log(2.0), 1e-6);
   EXPECT_EQ(average[0], average[1]);
   EXPECT_TRUE(std::isnan(average[2]) && std::isnan(average[3]));

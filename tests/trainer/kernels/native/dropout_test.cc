@@ -22,9 +22,9 @@ constexpr DropoutSite kFarKey = {.seed = 0xDEADBEEF12345678,
                                  .rate = 0.5};
 
 std::vector<uint8_t> MaskOfOneRow(const DropoutSite& key, uint32_t pair, uint32_t position) {
-  ThreadPool pool(1);
+  Cpu cpu(1);
   std::vector<uint8_t> mask(12);
-  DropoutMask(pool, Table(BestIsa()), key, {&pair, &position}, 1, 96, mask.data());
+  DropoutMask(cpu, key, {&pair, &position}, 1, 96, mask.data());
   return mask;
 }
 
@@ -42,10 +42,9 @@ TEST(Dropout, VectorMasksEqualTheScalarDefinition) {
   for (const int64_t cols : {1, 8, 13, 31, 32, 33, 64, 65, 100, 128, 136, 200}) {
     const int64_t rows = 35;
     const Ids ids(rows);
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+    ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<uint8_t> mask(rows * MaskBytes(cols));
-      DropoutMask(pool, table, kFarKey, {ids.pair.data(), ids.position.data()}, rows, cols,
-                  mask.data());
+      DropoutMask(cpu, kFarKey, {ids.pair.data(), ids.position.data()}, rows, cols, mask.data());
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < cols; ++c) {
           const bool keep = mask[r * MaskBytes(cols) + c / 8] >> (c % 8) & 1;
@@ -77,13 +76,12 @@ TEST(Dropout, EveryPartOfTheIdentityChangesTheMask) {
 TEST(Dropout, KeepsTheAskedShareOfElements) {
   const int64_t rows = 512, cols = 512;
   const Ids ids(rows);
-  ThreadPool pool(2);
+  Cpu cpu(2);
   for (const double rate : {0.1, 0.5, 0.9}) {
     DropoutSite key = kFirstKey;
     key.rate = rate;
     std::vector<uint8_t> mask(rows * MaskBytes(cols));
-    DropoutMask(pool, Table(BestIsa()), key, {ids.pair.data(), ids.position.data()}, rows, cols,
-                mask.data());
+    DropoutMask(cpu, key, {ids.pair.data(), ids.position.data()}, rows, cols, mask.data());
     int64_t kept = 0;
     for (const uint8_t byte : mask) kept += std::popcount(byte);
     const double n = static_cast<double>(rows * cols);
@@ -98,14 +96,13 @@ TEST(Dropout, ScalesWhatItKeepsForwardAndBackward) {
       const int64_t rows = 40;
       const Ids ids(rows);
       const std::vector<float> values = testing::RandomFloats(rows * cols, 3);
-      ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+      ForEachIsaAndThreads([&](Cpu& cpu) {
         Operand x = Operand::Of(element, rows, cols, values, 3);
         const Operand original = x;
         Operand dx = x;
         std::vector<uint8_t> mask(rows * MaskBytes(cols));
-        DropoutForward(pool, table, kFarKey, {ids.pair.data(), ids.position.data()}, x.view(),
-                       mask.data());
-        DropoutBackward(pool, table, kFarKey.rate, mask.data(), dx.view());
+        DropoutForward(cpu, kFarKey, {ids.pair.data(), ids.position.data()}, x.view(), mask.data());
+        DropoutBackward(cpu, kFarKey.rate, mask.data(), dx.view());
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < cols; ++c) {
             const bool keep = KeepElement(kFarKey, ids.pair[r], ids.position[r], c);
@@ -123,9 +120,9 @@ TEST(Dropout, ScalesWhatItKeepsForwardAndBackward) {
 TEST(Dropout, RateZeroLeavesEverythingAlone) {
   Operand x = Operand::Of(Element::kFloat32, 2, 9, testing::RandomFloats(18, 1));
   const std::vector<double> before = x.Values();
-  ThreadPool pool(1);
-  DropoutForward(pool, Table(BestIsa()), DropoutSite{}, RowIds{}, x.view(), nullptr);
-  DropoutBackward(pool, Table(BestIsa()), 0.0, nullptr, x.view());
+  Cpu cpu(1);
+  DropoutForward(cpu, DropoutSite{}, RowIds{}, x.view(), nullptr);
+  DropoutBackward(cpu, 0.0, nullptr, x.view());
   EXPECT_EQ(x.Values(), before);
 }
 

@@ -24,10 +24,10 @@ inline bool KeepElement(const DropoutSite& key, uint32_t pair, uint32_t position
 }
 
 // mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
-inline void DropoutMask(ThreadPool& pool, const KernelTable& table, const DropoutSite& key,
-                        RowIds ids, int64_t rows, int64_t cols, uint8_t* mask) {
+inline void DropoutMask(Cpu& cpu, const DropoutSite& key, RowIds ids, int64_t rows, int64_t cols,
+                        uint8_t* mask) {
   std::vector<float> x(rows * cols);
-  DropoutForward(pool, table, key, ids, {x.data(), Element::kFloat32, rows, cols, cols}, mask);
+  DropoutForward(cpu, key, ids, {x.data(), Element::kFloat32, rows, cols, cols}, mask);
 }
 
 }  // namespace deepnet::native

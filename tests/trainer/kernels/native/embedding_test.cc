@@ -4,7 +4,6 @@
 
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native {
 namespace {
@@ -58,24 +57,23 @@ TEST_P(Embedding, ForwardIsTheDefinition) {
                                                         positions[r % 5 * width + c]));
     }
   }
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> x(rows * width);
     std::vector<uint8_t> mask(rows * MaskBytes(width));
     Operand operand(element, rows, width, 3);
-    EmbedForward(pool, table,
-                 {.rows = rows,
-                  .width = width,
-                  .vocabulary = vocabulary,
-                  .ids = tokens_.data(),
-                  .row_ids = {ids_.pair.data(), ids_.position.data()},
-                  .table = table_operand.view(),
-                  .scale = kScale,
-                  .positions = positions.data(),
-                  .max_positions = 5,
-                  .dropout = key_,
-                  .x = x.data(),
-                  .x_operand = operand.view(),
-                  .mask = mask.data()});
+    EmbedForward(cpu, {.rows = rows,
+                       .width = width,
+                       .vocabulary = vocabulary,
+                       .ids = tokens_.data(),
+                       .row_ids = {ids_.pair.data(), ids_.position.data()},
+                       .table = table_operand.view(),
+                       .scale = kScale,
+                       .positions = positions.data(),
+                       .max_positions = 5,
+                       .dropout = key_,
+                       .x = x.data(),
+                       .x_operand = operand.view(),
+                       .mask = mask.data()});
     EXPECT_LT(RelativeError(Doubles(x), expected), 1e-6);
     EXPECT_LT(RelativeError(operand.Values(), expected), testing::Tolerance(element));
     EXPECT_TRUE(operand.MarginIsUntouched());
@@ -94,23 +92,19 @@ TEST_P(Embedding, BackwardAddsTheRowsOfEachToken) {
       expected[tokens_[r] * width + c] += kScale * Keep(r, c) * dx[r * width + c];
     }
   }
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> grad(vocabulary * width, 1.0f);
     std::vector<uint8_t> mask(rows * MaskBytes(width));
-    DropoutMask(pool, table, key_, {ids_.pair.data(), ids_.position.data()}, rows, width,
-                mask.data());
-    Scratch scratch;
-    EmbedBackward(pool, table,
-                  {.rows = rows,
-                   .width = width,
-                   .index = tokens_.data(),
-                   .num_indices = vocabulary,
-                   .dx = dx.data(),
-                   .rate = key_.rate,
-                   .mask = mask.data(),
-                   .scale = kScale,
-                   .grad = grad.data()},
-                  scratch);
+    DropoutMask(cpu, key_, {ids_.pair.data(), ids_.position.data()}, rows, width, mask.data());
+    EmbedBackward(cpu, {.rows = rows,
+                        .width = width,
+                        .index = tokens_.data(),
+                        .num_indices = vocabulary,
+                        .dx = dx.data(),
+                        .rate = key_.rate,
+                        .mask = mask.data(),
+                        .scale = kScale,
+                        .grad = grad.data()});
     EXPECT_LT(RelativeError(Doubles(grad), expected), 1e-5);
     return Doubles(grad);
   });
@@ -124,17 +118,16 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
                                            Case{64, 5, 250000, 0.1, Element::kBfloat16}));
 
 TEST(EmbeddingDeathTest, NamesTheRowOfAWrongId) {
-  ThreadPool pool(1);
+  Cpu cpu(1);
   const int32_t id = 9;
   const uint32_t position = 0;
   Operand operand = Operand::Of(Element::kFloat32, 4, 4, std::vector<float>(16));
-  EXPECT_DEATH(EmbedForward(pool, Table(BestIsa()),
-                            {.rows = 1,
-                             .width = 4,
-                             .vocabulary = 4,
-                             .ids = &id,
-                             .row_ids = {nullptr, &position},
-                             .table = operand.view()}),
+  EXPECT_DEATH(EmbedForward(cpu, {.rows = 1,
+                                  .width = 4,
+                                  .vocabulary = 4,
+                                  .ids = &id,
+                                  .row_ids = {nullptr, &position},
+                                  .table = operand.view()}),
                "row 0 has id 9 of 4");
 }
 

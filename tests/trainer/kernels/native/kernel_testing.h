@@ -13,9 +13,9 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/isa.h"
 #include "trainer/kernels/native/matrix.h"
-#include "trainer/kernels/native/thread_pool.h"
 
 namespace deepnet::native::testing {
 
@@ -109,18 +109,17 @@ inline double RelativeError(const std::vector<double>& got, const std::vector<do
   return error / largest;
 }
 
-// Runs body(pool, table) for every instruction set of this host and 1, 2 and 4 threads. What body
+// Runs body(cpu) for every instruction set of this host and 1, 2 and 4 threads. What body
 // returns must agree bit for bit between thread counts.
-inline void ForEachIsaAndThreads(
-    const std::function<std::vector<double>(ThreadPool&, const KernelTable&)>& body) {
+inline void ForEachIsaAndThreads(const std::function<std::vector<double>(Cpu&)>& body) {
   for (const Isa isa : kAllIsas) {
     if (!Supports(isa)) continue;
     SCOPED_TRACE(std::string(IsaName(isa)));
     std::vector<double> first;
     for (const int threads : {1, 2, 4}) {
       SCOPED_TRACE("threads: " + std::to_string(threads));
-      ThreadPool pool(threads);
-      const std::vector<double> result = body(pool, Table(isa));
+      Cpu cpu(threads, isa);
+      const std::vector<double> result = body(cpu);
       if (threads == 1) first = result;
       EXPECT_EQ(result, first);
       if (::testing::Test::HasFailure()) return;

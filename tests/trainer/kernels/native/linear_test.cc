@@ -135,10 +135,10 @@ class LinearTest : public testing::TestWithParam<Case> {
     TestMatrix master;
     PackedWeight packed;
   };
-  TestWeight MakeWeight(ThreadPool& pool, int64_t out, int64_t in) const {
+  TestWeight MakeWeight(Cpu& cpu, int64_t out, int64_t in) const {
     TestWeight w = {TestMatrix::Random(Element::kFloat32, out, in, in, 7),
                     PackedWeight(table(), out, in, element(), PackedFor::kTraining)};
-    w.packed.Pack(pool, w.master.floats());
+    w.packed.Pack(cpu.pool, w.master.floats());
     return w;
   }
 };
@@ -149,9 +149,9 @@ std::string Describe(const Shape& s) {
 }
 
 TEST_P(LinearTest, ForwardMatchesAPlainLoop) {
-  ThreadPool pool(2);
+  Cpu cpu(2, GetParam().isa);
   for (const Shape& s : kShapes) {
-    TestWeight w = MakeWeight(pool, s.out, s.in);
+    TestWeight w = MakeWeight(cpu, s.out, s.in);
     TestMatrix x = TestMatrix::Random(element(), s.rows, s.in, s.in + s.padding, 1);
     TestMatrix bias = TestMatrix::Random(Element::kFloat32, 1, s.out, s.out, 2);
     for (const bool with_bias : {false, true}) {
@@ -166,8 +166,8 @@ TEST_P(LinearTest, ForwardMatchesAPlainLoop) {
         }
         for (const Element y_element : {Element::kFloat32, Element::kBfloat16}) {
           TestMatrix y(y_element, s.rows, s.out, s.out + s.padding);
-          LinearForward(pool, table(), x.View(), w.packed, with_bias ? bias.floats() : nullptr,
-                        relu, y.View());
+          LinearForward(cpu, x.View(), w.packed, with_bias ? bias.floats() : nullptr, relu,
+                        y.View());
           EXPECT_LE(Error(y, expected),
                     y_element == Element::kFloat32 ? kFloat32Tolerance : kBfloat16Tolerance)
               << Describe(s) << " bias " << with_bias << " relu " << relu;
@@ -178,9 +178,9 @@ TEST_P(LinearTest, ForwardMatchesAPlainLoop) {
 }
 
 TEST_P(LinearTest, BackwardInputMatchesAPlainLoop) {
-  ThreadPool pool(2);
+  Cpu cpu(2, GetParam().isa);
   for (const Shape& s : kShapes) {
-    TestWeight w = MakeWeight(pool, s.out, s.in);
+    TestWeight w = MakeWeight(cpu, s.out, s.in);
     TestMatrix dy = TestMatrix::Random(element(), s.rows, s.out, s.out + s.padding, 3);
     TestMatrix gate = TestMatrix::Random(element(), s.rows, s.in, s.in + s.padding, 4);
     const ConstMatrix gate_view = gate.View();
@@ -200,8 +200,8 @@ TEST_P(LinearTest, BackwardInputMatchesAPlainLoop) {
           if (accumulate && dx_element == Element::kBfloat16) continue;
           TestMatrix dx =
               accumulate ? before : TestMatrix(dx_element, s.rows, s.in, s.in + s.padding);
-          LinearBackwardInput(pool, table(), dy.View(), w.packed, gated ? &gate_view : nullptr,
-                              accumulate, dx.View());
+          LinearBackwardInput(cpu, dy.View(), w.packed, gated ? &gate_view : nullptr, accumulate,
+                              dx.View());
           EXPECT_LE(Error(dx, expected),
                     dx_element == Element::kFloat32 ? kFloat32Tolerance : kBfloat16Tolerance)
               << Describe(s) << " gated " << gated << " accumulate " << accumulate;
@@ -212,10 +212,9 @@ TEST_P(LinearTest, BackwardInputMatchesAPlainLoop) {
 }
 
 TEST_P(LinearTest, BackwardWeightMatchesAPlainLoopWhateverItsScratchHolds) {
-  ThreadPool pool(2);
-  Scratch scratch;
+  Cpu cpu(2, GetParam().isa);
   constexpr int64_t kMoreThanNeeded = int64_t{1} << 22;
-  std::fill_n(scratch.Reserve(kMoreThanNeeded), kMoreThanNeeded, NAN);
+  std::fill_n(cpu.scratch.Reserve(kMoreThanNeeded), kMoreThanNeeded, NAN);
   for (const Shape& s : kShapes) {
     TestMatrix dy = TestMatrix::Random(element(), s.rows, s.out, s.out + s.padding, 3);
     TestMatrix x = TestMatrix::Random(element(), s.rows, s.in, s.in + s.padding, 1);
@@ -232,9 +231,8 @@ TEST_P(LinearTest, BackwardWeightMatchesAPlainLoopWhateverItsScratchHolds) {
       }
     }
     TestMatrix dw_without_bias = dw;
-    LinearBackwardWeight(pool, table(), dy.View(), x.View(), dw.floats(), dbias.floats(), scratch);
-    LinearBackwardWeight(pool, table(), dy.View(), x.View(), dw_without_bias.floats(), nullptr,
-                         scratch);
+    LinearBackwardWeight(cpu, dy.View(), x.View(), dw.floats(), dbias.floats());
+    LinearBackwardWeight(cpu, dy.View(), x.View(), dw_without_bias.floats(), nullptr);
     EXPECT_LE(Error(dw, expected), kFloat32Tolerance) << Describe(s);
     EXPECT_LE(Error(dbias, expected_bias), kFloat32Tolerance) << Describe(s);
     EXPECT_TRUE(dw.SameBits(dw_without_bias)) << Describe(s);
@@ -252,19 +250,17 @@ bool SameBits(const Results& a, const Results& b) {
 
 TEST_P(LinearTest, AnyNumberOfThreadsGivesTheSameBits) {
   const auto run = [&](const Shape& s, int threads) {
-    ThreadPool pool(threads);
-    Scratch scratch;
-    TestWeight w = MakeWeight(pool, s.out, s.in);
+    Cpu cpu(threads, GetParam().isa);
+    TestWeight w = MakeWeight(cpu, s.out, s.in);
     TestMatrix x = TestMatrix::Random(element(), s.rows, s.in, s.in, 1);
     TestMatrix dy = TestMatrix::Random(element(), s.rows, s.out, s.out, 2);
     Results results = {TestMatrix(Element::kFloat32, s.rows, s.out, s.out),
                        TestMatrix(Element::kFloat32, s.rows, s.in, s.in),
                        TestMatrix::Random(Element::kFloat32, s.out, s.in, s.in, 3),
                        TestMatrix::Random(Element::kFloat32, 1, s.out, s.out, 4)};
-    LinearForward(pool, table(), x.View(), w.packed, nullptr, false, results.y.View());
-    LinearBackwardInput(pool, table(), dy.View(), w.packed, nullptr, false, results.dx.View());
-    LinearBackwardWeight(pool, table(), dy.View(), x.View(), results.dw.floats(),
-                         results.dbias.floats(), scratch);
+    LinearForward(cpu, x.View(), w.packed, nullptr, false, results.y.View());
+    LinearBackwardInput(cpu, dy.View(), w.packed, nullptr, false, results.dx.View());
+    LinearBackwardWeight(cpu, dy.View(), x.View(), results.dw.floats(), results.dbias.floats());
     return results;
   };
   for (const Shape& s : {Shape{600, 130, 70, 0}, Shape{37, 64, 300, 0}, Shape{2, 256, 256, 0},
@@ -277,8 +273,8 @@ TEST_P(LinearTest, AnyNumberOfThreadsGivesTheSameBits) {
 
 TEST_P(LinearTest, ARowDoesNotDependOnItsNeighbours) {
   constexpr int64_t kRows = 45, kIn = 131, kOut = 270;
-  ThreadPool pool(2);
-  TestWeight w = MakeWeight(pool, kOut, kIn);
+  Cpu cpu(2, GetParam().isa);
+  TestWeight w = MakeWeight(cpu, kOut, kIn);
   TestMatrix x = TestMatrix::Random(element(), kRows, kIn, kIn, 1);
   TestMatrix dy = TestMatrix::Random(element(), kRows, kOut, kOut, 2);
   const auto run = [&](int64_t rows_at_once) {
@@ -286,9 +282,9 @@ TEST_P(LinearTest, ARowDoesNotDependOnItsNeighbours) {
                                                 TestMatrix(Element::kFloat32, kRows, kIn, kIn)};
     for (int64_t begin = 0; begin < kRows; begin += rows_at_once) {
       const int64_t end = std::min(begin + rows_at_once, kRows);
-      LinearForward(pool, table(), x.Rows(begin, end), w.packed, nullptr, false,
+      LinearForward(cpu, x.Rows(begin, end), w.packed, nullptr, false,
                     result.first.Rows(begin, end));
-      LinearBackwardInput(pool, table(), dy.Rows(begin, end), w.packed, nullptr, false,
+      LinearBackwardInput(cpu, dy.Rows(begin, end), w.packed, nullptr, false,
                           result.second.Rows(begin, end));
     }
     return result;
@@ -302,26 +298,26 @@ TEST_P(LinearTest, ARowDoesNotDependOnItsNeighbours) {
 }
 
 TEST_P(LinearTest, PackingAgainReplacesTheWeight) {
-  ThreadPool pool(2);
+  Cpu cpu(2, GetParam().isa);
   TestMatrix x = TestMatrix::Random(element(), 9, 50, 50, 1);
   TestMatrix zeros = TestMatrix::Random(Element::kFloat32, 70, 50, 50, 2);
   std::fill_n(zeros.floats(), 70 * 50, 0.0f);
-  TestWeight w = MakeWeight(pool, 70, 50);
+  TestWeight w = MakeWeight(cpu, 70, 50);
   const int64_t bytes = w.packed.bytes();
-  w.packed.Pack(pool, zeros.floats());
+  w.packed.Pack(cpu.pool, zeros.floats());
   TestMatrix y(Element::kFloat32, 9, 70, 70);
-  LinearForward(pool, table(), x.View(), w.packed, nullptr, false, y.View());
+  LinearForward(cpu, x.View(), w.packed, nullptr, false, y.View());
   EXPECT_EQ(Error(y, Reference(9 * 70, 0.0)), 0);
   EXPECT_EQ(w.packed.bytes(), bytes);
 }
 
 TEST_P(LinearTest, ANotANumberShowsInTheResult) {
-  ThreadPool pool(1);
-  TestWeight w = MakeWeight(pool, 40, 30);
+  Cpu cpu(1, GetParam().isa);
+  TestWeight w = MakeWeight(cpu, 40, 30);
   TestMatrix x = TestMatrix::Random(element(), 3, 30, 30, 1);
   x.Set(1, 29, std::nanf(""));
   TestMatrix y(Element::kFloat32, 3, 40, 40);
-  LinearForward(pool, table(), x.View(), w.packed, nullptr, /*relu=*/true, y.View());
+  LinearForward(cpu, x.View(), w.packed, nullptr, /*relu=*/true, y.View());
   for (int64_t c = 0; c < 40; ++c) {
     EXPECT_FALSE(std::isnan(y.At(0, c)));
     EXPECT_TRUE(std::isnan(y.At(1, c)));
@@ -329,16 +325,15 @@ TEST_P(LinearTest, ANotANumberShowsInTheResult) {
 }
 
 TEST_P(LinearTest, NoRowsIsNothingToDo) {
-  ThreadPool pool(2);
-  Scratch scratch;
-  TestWeight w = MakeWeight(pool, 4, 3);
+  Cpu cpu(2, GetParam().isa);
+  TestWeight w = MakeWeight(cpu, 4, 3);
   TestMatrix x(element(), 0, 3, 3), dy(element(), 0, 4, 4);
   TestMatrix y(Element::kFloat32, 0, 4, 4), dx(Element::kFloat32, 0, 3, 3);
   TestMatrix dw = TestMatrix::Random(Element::kFloat32, 4, 3, 3, 1);
   const TestMatrix before = dw;
-  LinearForward(pool, table(), x.View(), w.packed, nullptr, false, y.View());
-  LinearBackwardInput(pool, table(), dy.View(), w.packed, nullptr, false, dx.View());
-  LinearBackwardWeight(pool, table(), dy.View(), x.View(), dw.floats(), nullptr, scratch);
+  LinearForward(cpu, x.View(), w.packed, nullptr, false, y.View());
+  LinearBackwardInput(cpu, dy.View(), w.packed, nullptr, false, dx.View());
+  LinearBackwardWeight(cpu, dy.View(), x.View(), dw.floats(), nullptr);
   EXPECT_TRUE(dw.SameBits(before));
 }
 

@@ -11,7 +11,6 @@
 
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/scratch.h"
 
 namespace deepnet::native::testing {
 
@@ -32,10 +31,8 @@ struct NormKernels {
   float alpha = 1.0f;
   double sum_rounding = 0.0;  // relative errors, at most
   double rounding = 0.0;
-  std::function<void(ThreadPool&, const KernelTable&, const ResidualNormForwardArgs&, Scratch&)>
-      forward;
-  std::function<void(ThreadPool&, const KernelTable&, const ResidualNormBackwardArgs&, Scratch&)>
-      backward;
+  std::function<void(Cpu&, const ResidualNormForwardArgs&)> forward;
+  std::function<void(Cpu&, const ResidualNormBackwardArgs&)> backward;
 };
 
 // The definition, in double precision.
@@ -106,12 +103,12 @@ class NormRig {
   // With states for the backward pass, and without.
   void ExpectForwardIsTheDefinition() {
     oracle_.Run();
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-      const Kept kept = Forward(pool, table);
+    ForEachIsaAndThreads([&](Cpu& cpu) {
+      const Kept kept = Forward(cpu);
       EXPECT_LT(RelativeError(Doubles(kept.y), oracle_.y), kernels_.rounding);
       EXPECT_LT(RelativeError(kept.y_operand.Values(), oracle_.y), Tolerance(case_.element));
       EXPECT_TRUE(kept.y_operand.MarginIsUntouched());
-      EXPECT_EQ(Forward(pool, table, /*trains=*/false).y, kept.y);
+      EXPECT_EQ(Forward(cpu, /*trains=*/false).y, kept.y);
       std::vector<double> all = Doubles(kept.y);
       if (kernels_.gives_sum) {
         EXPECT_LT(RelativeError(Doubles(kept.sum), oracle_.sum), kernels_.sum_rounding);
@@ -129,8 +126,8 @@ class NormRig {
     std::vector<double> d_branch(rows_ * width_, 0.0);
     if (case_.has_branch) d_branch = FiniteDifferences(oracle_.branch, [&] { return Loss(); });
 
-    ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
-      const Gradients got = Backward(pool, table, Forward(pool, table));
+    ForEachIsaAndThreads([&](Cpu& cpu) {
+      const Gradients got = Backward(cpu, Forward(cpu));
       EXPECT_LT(RelativeError(Doubles(got.dx), dx), kernels_.rounding);
       EXPECT_LT(RelativeError(Doubles(got.gain), d_gain), kernels_.rounding);
       EXPECT_LT(RelativeError(Doubles(got.bias), d_bias), kernels_.rounding);
@@ -160,7 +157,7 @@ class NormRig {
   };
 
   // `trains`: with states.
-  Kept Forward(ThreadPool& pool, const KernelTable& table, bool trains = true) {
+  Kept Forward(Cpu& cpu, bool trains = true) {
     const int64_t n = rows_ * width_;
     Kept kept = {std::vector<float>(n),
                  std::vector<float>(n),
@@ -183,33 +180,29 @@ class NormRig {
                                     .rstd = trains ? kept.rstd.data() : nullptr,
                                     .mask = kept.mask.data()};
     if (case_.has_branch) args.branch = branch_.view();
-    Scratch scratch;
-    kernels_.forward(pool, table, args, scratch);
+    kernels_.forward(cpu, args);
     return kept;
   }
 
   // Added to 1, 2 and 3, which are taken off again.
-  Gradients Backward(ThreadPool& pool, const KernelTable& table, const Kept& kept) {
+  Gradients Backward(Cpu& cpu, const Kept& kept) {
     Gradients got = {std::vector<float>(rows_ * width_, 1.0f), std::vector<float>(width_, 2.0f),
                      std::vector<float>(width_, 3.0f), Operand(case_.element, rows_, width_, 1)};
-    Scratch scratch;
-    kernels_.backward(pool, table,
-                      {.rows = rows_,
-                       .width = width_,
-                       .alpha = kernels_.alpha,
-                       .rate = case_.has_branch ? key_.rate : 0.0,
-                       .dy = dy_.data(),
-                       .dpast = dpast_.data(),
-                       .xhat = kept.xhat.data(),
-                       .rstd = kept.rstd.data(),
-                       .gain = gain_.data(),
-                       .mask = kept.mask.data(),
-                       .d_residual = got.dx.data(),
-                       .accumulate_residual = true,
-                       .d_branch = case_.has_branch ? got.branch.view() : Matrix{},
-                       .d_gain = got.gain.data(),
-                       .d_bias = got.bias.data()},
-                      scratch);
+    kernels_.backward(cpu, {.rows = rows_,
+                            .width = width_,
+                            .alpha = kernels_.alpha,
+                            .rate = case_.has_branch ? key_.rate : 0.0,
+                            .dy = dy_.data(),
+                            .dpast = dpast_.data(),
+                            .xhat = kept.xhat.data(),
+                            .rstd = kept.rstd.data(),
+                            .gain = gain_.data(),
+                            .mask = kept.mask.data(),
+                            .d_residual = got.dx.data(),
+                            .accumulate_residual = true,
+                            .d_branch = case_.has_branch ? got.branch.view() : Matrix{},
+                            .d_gain = got.gain.data(),
+                            .d_bias = got.bias.data()});
     for (float& v : got.dx) v -= 1.0f;
     for (float& v : got.gain) v -= 2.0f;
     for (float& v : got.bias) v -= 3.0f;
@@ -253,14 +246,14 @@ using testing::RandomFloats;
 
 class ResidualNorm : public ::testing::TestWithParam<NormCase> {
  protected:
-  NormRig rig_{GetParam(),
-               {.alpha = 3.4157f,  // of 100 + 100 layers
-                .sum_rounding = 1e-6,
-                .rounding = 1e-5,
-                .forward = [](ThreadPool& pool, const KernelTable& table,
-                              const ResidualNormForwardArgs& args,
-                              Scratch&) { ResidualNormForward(pool, table, args); },
-                .backward = ResidualNormBackward}};
+  NormRig rig_{
+      GetParam(),
+      {.alpha = 3.4157f,  // of 100 + 100 layers
+       .sum_rounding = 1e-6,
+       .rounding = 1e-5,
+       .forward = [](Cpu& cpu,
+                     const ResidualNormForwardArgs& args) { ResidualNormForward(cpu, args); },
+       .backward = ResidualNormBackward}};
 };
 
 TEST_P(ResidualNorm, ForwardIsTheDefinition) { rig_.ExpectForwardIsTheDefinition(); }
@@ -283,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ResidualNorm,
 TEST(ResidualNormMemory, InPlaceAndBareOutputsGiveTheSameNumbers) {
   const int64_t rows = 9, width = 50;
   const std::vector<float> gain(width, 1.5f), bias(width, 0.25f);
-  ThreadPool pool(2);
+  Cpu cpu(2);
   std::vector<float> separate(rows * width);
   std::vector<float> x = RandomFloats(rows * width, 8);
   ResidualNormForwardArgs args = {.rows = rows,
@@ -292,9 +285,9 @@ TEST(ResidualNormMemory, InPlaceAndBareOutputsGiveTheSameNumbers) {
                                   .gain = gain.data(),
                                   .bias = bias.data(),
                                   .y = separate.data()};
-  ResidualNormForward(pool, Table(BestIsa()), args);
+  ResidualNormForward(cpu, args);
   args.y = x.data();
-  ResidualNormForward(pool, Table(BestIsa()), args);
+  ResidualNormForward(cpu, args);
   EXPECT_EQ(x, separate);
 }
 
@@ -302,19 +295,18 @@ TEST(NormOutput, MakesTheForwardResultAgainBitForBit) {
   const int64_t rows = 35, width = 53;
   const std::vector<float> x = RandomFloats(rows * width, 1);
   const std::vector<float> gain = RandomFloats(width, 2), bias = RandomFloats(width, 3);
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     Operand y(Element::kBfloat16, rows, width, 2), again = y;
     std::vector<float> xhat(rows * width);
-    ResidualNormForward(pool, table,
-                        {.rows = rows,
-                         .width = width,
-                         .x = x.data(),
-                         .gain = gain.data(),
-                         .bias = bias.data(),
-                         .y_operand = y.view(),
-                         .xhat = xhat.data()});
-    NormOutput(pool, table, {xhat.data(), Element::kFloat32, rows, width, width}, gain.data(),
-               bias.data(), again.view());
+    ResidualNormForward(cpu, {.rows = rows,
+                              .width = width,
+                              .x = x.data(),
+                              .gain = gain.data(),
+                              .bias = bias.data(),
+                              .y_operand = y.view(),
+                              .xhat = xhat.data()});
+    NormOutput(cpu, {xhat.data(), Element::kFloat32, rows, width, width}, gain.data(), bias.data(),
+               again.view());
     EXPECT_EQ(again.Values(), y.Values());
     EXPECT_TRUE(again.MarginIsUntouched());
     return y.Values();
@@ -324,15 +316,14 @@ TEST(NormOutput, MakesTheForwardResultAgainBitForBit) {
 TEST(ResidualNormWithoutGain, WritesTheSumAlone) {
   const int64_t rows = 33, width = 21;
   const std::vector<float> x = RandomFloats(rows * width, 1), b = RandomFloats(rows * width, 2);
-  ForEachIsaAndThreads([&](ThreadPool& pool, const KernelTable& table) {
+  ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> sum(rows * width);
-    ResidualNormForward(pool, table,
-                        {.rows = rows,
-                         .width = width,
-                         .alpha = 0.5f,
-                         .x = x.data(),
-                         .branch = {b.data(), Element::kFloat32, rows, width, width},
-                         .sum = sum.data()});
+    ResidualNormForward(cpu, {.rows = rows,
+                              .width = width,
+                              .alpha = 0.5f,
+                              .x = x.data(),
+                              .branch = {b.data(), Element::kFloat32, rows, width, width},
+                              .sum = sum.data()});
     for (int64_t i = 0; i < rows * width; ++i) EXPECT_EQ(sum[i], 0.5f * x[i] + b[i]);
     return Doubles(sum);
   });
