@@ -136,10 +136,12 @@ void Bench(Cpu& cpu, Isa isa, Element element, const Shape& s) {
   const Matrix dx_view = {dx.data(), element, s.rows, s.in, s.in};
   const double flops = 2.0 * s.rows * s.in * s.out;
   std::printf("%5ld x %4ld x %4ld", s.rows, s.in, s.out);
-  Report(cpu.pool, isa, element, flops,
-         [&] { LinearForward(cpu, x_view, weight, bias.data(), false, y_view); });
-  Report(cpu.pool, isa, element, flops,
-         [&] { LinearBackwardInput(cpu, dy_view, weight, nullptr, false, dx_view); });
+  Report(cpu.pool, isa, element, flops, [&] {
+    LinearForward(cpu, {x_view, &weight, bias.data(), false, y_view});
+  });
+  Report(cpu.pool, isa, element, flops, [&] {
+    LinearBackwardInput(cpu, {dy_view, &weight, {}, false, dx_view});
+  });
   Report(cpu.pool, isa, element, flops,
          [&] { LinearBackwardWeight(cpu, dy_view, x_view, dw.data(), bias.data()); });
   double pack = 1e9;

@@ -151,13 +151,8 @@ void RunLinear(Bench& b) {
   const auto weight = MakeWeight(b, master);
   const Tensor x = b.Operand({kRoom, kWidth}, 2), bias = b.Residual({kInner}, 3);
   const Tensor y = b.Operand({kRoom, kInner}, 0), wide = b.Residual({kRoom, kInner}, 0);
-  b.ops().Linear({.rows = b.n(),
-                  .x_RI = x,
-                  .weight_OI = weight.get(),
-                  .bias_O = bias,
-                  .relu = true,
-                  .y_RO = y});
-  b.ops().Linear({.rows = b.n(), .x_RI = x, .weight_OI = weight.get(), .y_RO = wide});
+  b.ops().Linear({b.n(), x, weight.get(), bias, /*relu=*/true, y});
+  b.ops().Linear({b.n(), x, weight.get(), Tensor(), /*relu=*/false, wide});
   b.GiveRows({y, wide});
 }
 
@@ -166,13 +161,8 @@ void RunLinearBackwardInput(Bench& b) {
   const auto weight = MakeWeight(b, master);
   const Tensor dy = b.Operand({kRoom, kInner}, 2), output = b.Operand({kRoom, kWidth}, 3);
   const Tensor dx = b.Operand({kRoom, kWidth}, 0), sum = b.Residual({kRoom, kWidth}, 4);
-  LinearInputGradArgs args{
-      .rows = b.n(), .dy_RO = dy, .weight_OI = weight.get(), .relu_output_RI = output, .dx_RI = dx};
-  b.ops().LinearBackwardInput(args);
-  args.relu_output_RI = Tensor();
-  args.accumulate = true;
-  args.dx_RI = sum;
-  b.ops().LinearBackwardInput(args);
+  b.ops().LinearBackwardInput({b.n(), dy, weight.get(), output, /*accumulate=*/false, dx});
+  b.ops().LinearBackwardInput({b.n(), dy, weight.get(), Tensor(), /*accumulate=*/true, sum});
   b.GiveRows({dx, sum});
 }
 

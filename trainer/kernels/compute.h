@@ -11,7 +11,7 @@
 #include <c10/core/DeviceType.h>
 
 #include "proto/plan.pb.h"
-#include "trainer/kernels/native/product_ways.h"
+#include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {

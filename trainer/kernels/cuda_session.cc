@@ -109,34 +109,6 @@ PackedRows AddRows(cuda::UploadBlock& block, const PackedRows& host) {
   return sent;
 }
 
-// Adds the orders of the side's rows that are in sentences to `block`, and writes `index`, which
-// must outlive `sent`.
-void AddIndex(cuda::UploadBlock& block, const PackedRows& host, bool padded, at::Device device,
-              native::RowsByIndex& sorted, GpuRowIndex& index, PackedRows& sent) {
-  if (host.count == 0) return;
-  index.rows = host.count;
-  if (host.offsets != nullptr) {
-    CheckOffsets(host, padded);
-    index.rows = host.offsets[host.num_sentences];
-    index.longest = LongestOf(host);
-    index.num_sentences = host.num_sentences;
-    while (index.num_sentences > 0 && host.offsets[index.num_sentences - 1] == index.rows) {
-      --index.num_sentences;
-    }
-    index.offsets = at::for_blob(const_cast<int32_t*>(sent.offsets), {host.num_sentences + 1})
-                        .options(at::TensorOptions(device).dtype(at::kInt))
-                        .target_device(device)
-                        .make_tensor();
-  }
-  const std::span tokens(host.tokens, static_cast<size_t>(index.rows));
-  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), tokens.size());
-  index.last_token = LargestOf(tokens, "id");
-  index.last_position = LargestOf(positions, "position");
-  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted);
-  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted);
-  sent.index = &index;
-}
-
 // An uploaded microbatch: it keeps the device's arrays and what is known of them here.
 struct Uploaded {
   GpuRowIndex source, target;
@@ -199,6 +171,34 @@ void CudaSession::Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) {
   uploads_.Reserve(num_batches, batch_bytes);
 }
 
+// Adds the orders of the side's rows that are in sentences to `block`, and writes `index`, which
+// must outlive `sent`.
+void CudaSession::AddIndex(cuda::UploadBlock& block, const PackedRows& host, GpuRowIndex& index,
+                           PackedRows& sent) {
+  if (host.count == 0) return;
+  index.rows = host.count;
+  if (host.offsets != nullptr) {
+    CheckOffsets(host, /*padded=*/repeats_);
+    index.rows = host.offsets[host.num_sentences];
+    index.longest = LongestOf(host);
+    index.num_sentences = host.num_sentences;
+    while (index.num_sentences > 0 && host.offsets[index.num_sentences - 1] == index.rows) {
+      --index.num_sentences;
+    }
+    index.offsets = at::for_blob(const_cast<int32_t*>(sent.offsets), {host.num_sentences + 1})
+                        .options(at::TensorOptions(device_).dtype(at::kInt))
+                        .target_device(device_)
+                        .make_tensor();
+  }
+  const std::span tokens(host.tokens, static_cast<size_t>(index.rows));
+  const std::span positions(reinterpret_cast<const int32_t*>(host.positions), tokens.size());
+  index.last_token = LargestOf(tokens, "id");
+  index.last_position = LargestOf(positions, "position");
+  index.tokens = AddSorted(block, tokens, int64_t{index.last_token} + 1, sorted_);
+  index.positions = AddSorted(block, positions, int64_t{index.last_position} + 1, sorted_);
+  sent.index = &index;
+}
+
 MicrobatchRows CudaSession::Upload(const MicrobatchRows& host) {
   const auto uploaded = std::make_shared<Uploaded>();
   const auto high_step = static_cast<uint32_t>(static_cast<uint64_t>(host.step) >> 32);
@@ -211,8 +211,8 @@ MicrobatchRows CudaSession::Upload(const MicrobatchRows& host) {
   sent.source = AddRows(block, host.source);
   sent.target = AddRows(block, host.target);
   const void* const end = block.Add(std::span<const uint32_t>(step));
-  AddIndex(block, host.source, repeats_, device_, sorted_, uploaded->source, sent.source);
-  AddIndex(block, host.target, repeats_, device_, sorted_, uploaded->target, sent.target);
+  AddIndex(block, host.source, uploaded->source, sent.source);
+  AddIndex(block, host.target, uploaded->target, sent.target);
   if (host.labels != nullptr) {
     const std::span labels(host.labels, static_cast<size_t>(host.target.count));
     uploaded->target.last_label = LargestOf(labels, "target");

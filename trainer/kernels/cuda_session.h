@@ -95,6 +95,8 @@ class CudaSession : public DeviceSession {
     int tries = 0;        // comparisons so far
   };
 
+  void AddIndex(cuda::UploadBlock& block, const PackedRows& host, GpuRowIndex& index,
+                PackedRows& sent);
   void RunRepeatable(const DevicePass& pass);
   void Compare(const DevicePass& pass, int slot);
   bool RunOnce(const DevicePass& pass, Use use, bool provisional);

@@ -93,14 +93,18 @@ class NativeOps : public KernelOps {
   }
 
   void Linear(const LinearArgs& a) override {
-    native::LinearForward(device_, In(a.x_RI, a.rows), PackedOf(*a.weight_OI), Floats(a.bias_O),
-                          a.relu, Out(a.y_RO, a.rows));
+    native::LinearForward(device_, {.x = In(a.x_RI, a.rows),
+                                    .weight = &PackedOf(*a.weight_OI),
+                                    .bias = Floats(a.bias_O),
+                                    .relu = a.relu,
+                                    .y = Out(a.y_RO, a.rows)});
   }
   void LinearBackwardInput(const LinearInputGradArgs& a) override {
-    const native::ConstMatrix positive = In(a.relu_output_RI, a.rows);
-    native::LinearBackwardInput(device_, In(a.dy_RO, a.rows), PackedOf(*a.weight_OI),
-                                a.relu_output_RI.defined() ? &positive : nullptr, a.accumulate,
-                                Out(a.dx_RI, a.rows));
+    native::LinearBackwardInput(device_, {.dy = In(a.dy_RO, a.rows),
+                                          .weight = &PackedOf(*a.weight_OI),
+                                          .relu_output = In(a.relu_output_RI, a.rows),
+                                          .accumulate = a.accumulate,
+                                          .dx = Out(a.dx_RI, a.rows)});
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -142,8 +146,8 @@ class NativeOps : public KernelOps {
     for (int64_t begin = 0; begin < a.rows; begin += native::kCpuLogitRows) {
       const int64_t rows = std::min(native::kCpuLogitRows, a.rows - begin);
       const Tensor hidden = a.hidden_RD.narrow(0, begin, rows);
-      native::LinearForward(device_, In(hidden, rows), weight, nullptr, /*relu=*/false,
-                            Out(logits_, rows));
+      native::LinearForward(device_,
+                            {.x = In(hidden, rows), .weight = &weight, .y = Out(logits_, rows)});
       native::CrossEntropyArgs args{.rows = rows,
                                     .vocabulary = classes,
                                     .logits = Floats(logits_),
@@ -161,9 +165,9 @@ class NativeOps : public KernelOps {
       }
       if (a.row_nll != nullptr) std::copy_n(row_nll_.data(), rows, a.row_nll + begin);
       if (!a.dhidden_RD.defined()) continue;
-      native::LinearBackwardInput(device_, In(dlogits_, rows), weight, nullptr,
-                                  /*accumulate=*/false,
-                                  Out(a.dhidden_RD.narrow(0, begin, rows), rows));
+      native::LinearBackwardInput(device_, {.dy = In(dlogits_, rows),
+                                            .weight = &weight,
+                                            .dx = Out(a.dhidden_RD.narrow(0, begin, rows), rows)});
       native::LinearBackwardWeight(device_, In(dlogits_, rows), In(hidden, rows),
                                    Floats(a.dweight_VD), nullptr);
     }

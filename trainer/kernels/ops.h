@@ -298,13 +298,8 @@ class LayerOps {
   // ReluBackward, then dbias_F (residual) += the column sums of dx, where an Ops does both at once.
   // Only where HasReluBackwardWithBias.
   virtual bool HasReluBackwardWithBias() const { return false; }
-  virtual void ReluBackwardWithBias(int64_t rows, const at::Tensor& relu_output_RF,
-                                    const at::Tensor& dx_RF, const at::Tensor& dbias_F) {
-    static_cast<void>(rows);
-    static_cast<void>(relu_output_RF);
-    static_cast<void>(dx_RF);
-    static_cast<void>(dbias_F);
-  }
+  virtual void ReluBackwardWithBias(int64_t /*rows*/, const at::Tensor& /*relu_output_RF*/,
+                                    const at::Tensor& /*dx_RF*/, const at::Tensor& /*dbias_F*/) {}
   // h = gelu(pre) in its exact form; operand. Backward: dpre = dh * gelu'(pre); dpre may be dh.
   virtual void Gelu(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& h_RF) = 0;
   virtual void GeluBackward(int64_t rows, const at::Tensor& pre_RF, const at::Tensor& dh_RF,

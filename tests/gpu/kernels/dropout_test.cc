@@ -10,7 +10,6 @@
 namespace deepnet::cuda::testing {
 namespace {
 
-using DropoutSite;
 using native::MaskBytes;
 using native::RowIds;
 

@@ -12,7 +12,6 @@
 namespace deepnet::cuda::testing {
 namespace {
 
-using DropoutSite;
 using native::MaskBytes;
 using native::ResidualNormBackwardArgs;
 using native::ResidualNormForwardArgs;

@@ -2,7 +2,7 @@
 
 #include "trainer/kernels/cuda/adam.h"
 #include "trainer/kernels/cuda/device_math.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {

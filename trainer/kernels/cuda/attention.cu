@@ -22,7 +22,7 @@
 #include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {

@@ -7,7 +7,7 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/cross_entropy.h"
 #include "trainer/kernels/cuda/device_math.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {

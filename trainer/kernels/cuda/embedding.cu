@@ -4,8 +4,8 @@
 // are cut into pieces with a block each, whose sums a second kernel adds in order.
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/embedding.h"
-#include "trainer/kernels/cuda/fours.h"
 #include "trainer/kernels/cuda/row_chunks.h"
 
 namespace deepnet::cuda {

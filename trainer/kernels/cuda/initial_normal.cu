@@ -2,7 +2,7 @@
 // the quantile takes its long way, which nearly every warp then goes.
 #include "parallel/base/normal_quantile.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/initial_normal.h"
 #include "trainer/kernels/cuda/launch.h"
 

@@ -2,9 +2,36 @@
 // beside the kernels that do the same afterwards.
 #pragma once
 
+#include <string>
 #include <vector>
 
-#include "trainer/kernels/native/product_ways.h"
+#include "parallel/base/product.h"
+#include "trainer/kernels/native/matrix.h"
+
+namespace deepnet {
+
+// A product of a model, and what each way of computing it takes: what `bench products` measures.
+struct ProductTask {
+  ProductShape shape;
+  native::Element operand = native::Element::kFloat32;
+  bool float_result = true;  // else of the operand's element
+  bool accumulate = false;   // the result is added to what is there
+  // What follows in a model: of a forward product a bias and max(0, .); of one of gradients of
+  // inputs ReLU's backward pass; of one of gradients of weights the column sums for a bias.
+  bool bias = false, relu = false;
+  bool may_split = false;  // the sum may be cut into parts, which are added in a fixed order
+  int repeats = 50;        // of the fastest way's result, for its bits; >= 1
+};
+
+struct ProductWay {
+  std::string name;
+  double seconds = 0.0;   // of a call; 0: there is no such way here
+  std::string algorithm;  // how a library tells it from its others
+  int candidates = 0;     // of which it is the fastest
+  int unequal = 0;        // of the repeats: results with other bits than the first
+};
+
+}  // namespace deepnet
 
 namespace deepnet::cuda {
 

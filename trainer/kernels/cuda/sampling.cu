@@ -14,7 +14,7 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_math.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/launch.h"
 #include "trainer/kernels/cuda/sampling.h"
 

@@ -1,7 +1,7 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_math.h"
-#include "trainer/kernels/cuda/fours.h"
+#include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/row_chunks.h"
 #include "trainer/kernels/cuda/scaled_sums.h"
 #include "trainer/kernels/native/gpu_shapes.h"

@@ -1,4 +1,4 @@
-// What kernels on a CPU work with, as those on a GPU do with a GpuStream.
+// Kernels on a CPU work with a Cpu, as those on a GPU do with a GpuStream.
 #pragma once
 
 #include "trainer/kernels/native/isa.h"

@@ -128,7 +128,7 @@ struct ElementwiseTable {
   void (*gelu_backward)(const ConstMatrix& x, const ConstMatrix& dy, const Matrix& dx,
                         int64_t begin, int64_t end);
   // y[i] = e^x[i] within 2 units in the last place; 0 below -87.33, at most 2.4e38; y may be x.
-  // That of the other kernels.
+  // The others have it inline.
   void (*exp)(const float* x, float* y, int64_t n);
   void (*cast)(const ConstMatrix& from, const Matrix& to, int64_t begin, int64_t end);
 

@@ -165,24 +165,24 @@ struct LinearCalls {
   }
 };
 
-void LinearForward(Cpu& cpu, ConstMatrix x, const PackedWeight& w, const float* bias, bool relu,
-                   Matrix y) {
-  ProductArgs args = LinearCalls::Args(cpu.table, x, w, /*forward=*/true, y);
-  args.bias = bias;
-  args.relu = relu;
-  RunProduct(cpu, args);
+void LinearForward(Cpu& cpu, const LinearForwardArgs& args) {
+  ProductArgs product =
+      LinearCalls::Args(cpu.table, args.x, *args.weight, /*forward=*/true, args.y);
+  product.bias = args.bias;
+  product.relu = args.relu;
+  RunProduct(cpu, product);
 }
 
-void LinearBackwardInput(Cpu& cpu, ConstMatrix dy, const PackedWeight& w,
-                         const ConstMatrix* relu_output, bool accumulate, Matrix dx) {
-  DEEPNET_CHECK(!accumulate || dx.element == Element::kFloat32) << "sums are float32";
-  ProductArgs args = LinearCalls::Args(cpu.table, dy, w, /*forward=*/false, dx);
-  if (relu_output != nullptr) {
-    CheckShape(*relu_output, dy.rows, w.in(), "relu_output");
-    args.gate = *relu_output;
+void LinearBackwardInput(Cpu& cpu, const LinearBackwardInputArgs& args) {
+  const Matrix& dx = args.dx;
+  DEEPNET_CHECK(!args.accumulate || dx.element == Element::kFloat32) << "sums are float32";
+  ProductArgs product = LinearCalls::Args(cpu.table, args.dy, *args.weight, /*forward=*/false, dx);
+  if (args.relu_output.data != nullptr) {
+    CheckShape(args.relu_output, args.dy.rows, args.weight->in(), "relu_output");
+    product.gate = args.relu_output;
   }
-  args.accumulate = accumulate;
-  RunProduct(cpu, args);
+  product.accumulate = args.accumulate;
+  RunProduct(cpu, product);
 }
 
 void LinearBackwardWeight(Cpu& cpu, ConstMatrix dy, ConstMatrix x, float* dw, float* dbias) {

@@ -11,7 +11,7 @@
 // Example:
 //   PackedWeight weight(cpu.table, out, in, Element::kFloat32, PackedFor::kTraining);
 //   weight.Pack(cpu.pool, master);  // again after each optimizer step
-//   LinearForward(cpu, x, weight, bias, /*relu=*/true, y);
+//   LinearForward(cpu, {.x = x, .weight = &weight, .bias = bias, .relu = true, .y = y});
 #pragma once
 
 #include <cstddef>
@@ -75,16 +75,28 @@ class PackedWeight {
   AlignedBuffer backward_;         // panels of columns of W
 };
 
-// y = x w^T + bias, then max(0, .) if relu. x is [R, in] in the weight's element, bias [out]
-// or null, y [R, out] float32 or bfloat16, not overlapping x.
-void LinearForward(Cpu& cpu, ConstMatrix x, const PackedWeight& w, const float* bias, bool relu,
-                   Matrix y);
+// y = x weight^T + bias, then max(0, .) if relu.
+struct LinearForwardArgs {
+  ConstMatrix x = {};  // [R, in] in the weight's element
+  const PackedWeight* weight = nullptr;
+  const float* bias = nullptr;  // [out]; null: 0
+  bool relu = false;
+  Matrix y = {};  // [R, out] float32 or bfloat16, not overlapping x
+};
 
-// dx = dy w, zeroed where *relu_output (null, or [R, in] of either element) is <= 0; with
-// `accumulate` added to dx instead of stored. dy is [R, out] in the weight's element; dx [R, in]
-// float32 or bfloat16 (float32 if accumulate), not overlapping dy. w is kTraining.
-void LinearBackwardInput(Cpu& cpu, ConstMatrix dy, const PackedWeight& w,
-                         const ConstMatrix* relu_output, bool accumulate, Matrix dx);
+void LinearForward(Cpu& cpu, const LinearForwardArgs& args);
+
+// dx = dy weight, zeroed where relu_output is <= 0; with `accumulate` added to dx instead of
+// stored.
+struct LinearBackwardInputArgs {
+  ConstMatrix dy = {};                   // [R, out] in the weight's element
+  const PackedWeight* weight = nullptr;  // kTraining
+  ConstMatrix relu_output = {};          // [R, in] of either element; data null: nothing is zeroed
+  bool accumulate = false;
+  Matrix dx = {};  // [R, in] float32 or bfloat16 (float32 if accumulate), not overlapping dy
+};
+
+void LinearBackwardInput(Cpu& cpu, const LinearBackwardInputArgs& args);
 
 // dw [out, in] += dy^T x; dbias [out] (or null) += column sums of dy. dy is [R, out] and x [R, in]
 // of the same element; dw and dbias contiguous.

@@ -76,9 +76,10 @@ Matrix View(float* x, int64_t rows, int64_t width) {
 }
 
 // Columns [begin, end): x becomes normalised.
-void NormalizeColumns(int64_t rows, int64_t width, double epsilon, int64_t begin, int64_t end,
-                      float* x, float* rstd) {
-  const double count = static_cast<double>(rows);
+void NormalizeColumns(const ResidualNormForwardArgs& args, int64_t begin, int64_t end, float* x,
+                      float* rstd) {
+  const int64_t rows = args.rows, width = args.width;
+  const double count = static_cast<double>(rows), epsilon = args.epsilon;
   Columns mean = {}, variance = {};
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = begin; c < end; ++c) mean[c - begin] += x[r * width + c];
@@ -144,7 +145,7 @@ void BatchNormForward(Cpu& cpu, const ResidualNormForwardArgs& args) {
   sum.y_operand = {};
   ResidualNormForward(cpu, sum);
   ForBlocks(cpu.pool, args.width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
-    NormalizeColumns(args.rows, args.width, args.epsilon, begin, end, xhat, rstd);
+    NormalizeColumns(args, begin, end, xhat, rstd);
   });
   const Matrix normal = View(xhat, args.rows, args.width);
   if (args.y != nullptr) {
