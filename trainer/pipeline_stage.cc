@@ -8,7 +8,6 @@
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/shard.h"
-#include "trainer/model/describe.h"
 #include "trainer/optim/groups.h"
 
 namespace deepnet {
@@ -57,7 +56,7 @@ const char* TextOf(Op op) {
 }  // namespace
 
 std::vector<GradientBucket> MakeBuckets(const Transformer& model) {
-  const std::vector<int> ends = LayerGroupEnds(Describe(model.spec(), model.capacity()));
+  const std::vector<int> ends = LayerGroupEnds(model.whole());
   std::vector<GradientBucket> buckets;
   int before = 0;  // layers of the rank in earlier chunks
   for (int c = 0; c < static_cast<int>(model.chunks().size()); ++c) {
@@ -167,8 +166,6 @@ void PipelineStage::BeginStep(const StepBatch& batch, int64_t step, double loss_
 absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   ModelChunk& own = Find(chunk);
   const Chunk& layers = *own.layers;
-  const LossOptions loss{.label_smoothing = options_.label_smoothing,
-                         .gradient_scale = gradient_scale_};
   const BoundaryActivations values = ValuesFor(own, microbatch);
   Slot& slot = Claim(own, microbatch);
   if (own.keeps_encoder_output) slot.encoder_output_RD = values.encoder_output_RD;
@@ -176,8 +173,11 @@ absl::Status PipelineStage::Forward(int chunk, int microbatch) {
   const auto run = [&](MicrobatchPass pass) {
     if (microbatch == 0) pass.probe = probe_;
     if (inspector_ != nullptr) pass.probe = inspector_;
-    layers.Forward(pass, values, model_.work(), slot.kept, loss, slot.dhidden_RD,
-                   {.sums = &losses_[microbatch]});
+    layers.Forward(pass, values, model_.work(), slot.kept,
+                   {.label_smoothing = options_.label_smoothing,
+                    .gradient_scale = gradient_scale_,
+                    .dhidden_RD = slot.dhidden_RD,
+                    .sums = &losses_[microbatch]});
   };
   Run({.op = Op::kForward,
        .chunk = own,

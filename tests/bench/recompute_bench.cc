@@ -93,8 +93,10 @@ class Candidate {
         ops_(ops),
         source_work_(spec, ops, kRows, options.level),
         target_work_(spec, ops, kRows, options.level),
-        encoder_(spec, MakeCapacity(), options, ops, parameters, 0, 0, spec.encoder_layers()),
-        decoder_(spec, MakeCapacity(), options, ops, parameters, 1, 0, spec.decoder_layers()),
+        encoder_({spec, MakeCapacity(), ops, parameters}, options,
+                 {.stack = 0, .count = spec.encoder_layers()}),
+        decoder_({spec, MakeCapacity(), ops, parameters}, options,
+                 {.stack = 1, .count = spec.decoder_layers()}),
         encoder_kept_(encoder_.TakeKept(encoder_pool_, source_work_, source_work_)),
         decoder_kept_(decoder_.TakeKept(decoder_pool_, target_work_, source_work_)),
         source_(MakeResidualStream(ops, kRows, spec.d_model())),
@@ -119,15 +121,16 @@ class Candidate {
     const double start = SecondsNow();
     const std::clock_t ticks = std::clock();
     const MicrobatchPass microbatch{.seed = 1, .step = 1, .training = true};
-    const PassContext context{.ops = &ops_, .rows = &sentences.rows, .microbatch = &microbatch};
-    const StackPass source{.context = context, .work = &source_work_};
+    const PassContext source{
+        .ops = &ops_, .rows = &sentences.rows, .microbatch = &microbatch, .work = &source_work_};
     encoder_.Forward(source, source_, encoder_kept_, encoder_segment_);
     const EncoderOutput encoder_output{.rows = &sentences.rows,
                                        .value_RD = source_.operand_RD,
                                        .gradient_RD = dencoder_output_RD_,
                                        .work = &source_work_};
-    StackPass target{.context = context, .work = &target_work_};
-    target.context.encoder_output = &encoder_output;
+    PassContext target = source;
+    target.work = &target_work_;
+    target.encoder_output = &encoder_output;
     decoder_.Forward(target, target_, decoder_kept_, decoder_segment_);
     if (evict) encoder_segment_.held = decoder_segment_.held = -1;
     decoder_.Backward(target, dtarget_RD_, decoder_kept_, decoder_segment_);

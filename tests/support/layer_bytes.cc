@@ -18,7 +18,7 @@ int64_t MaskBytes(int64_t rows, int64_t features, double rate) {
 
 // Returns the bytes of what the scheme of a sub-layer keeps, and of dropout's decisions.
 int64_t JoinBytes(const ModelSpec& model, LayerKind layer, SublayerKind kind, int64_t rows) {
-  const SublayerScheme scheme = MakeSublayerScheme(model, StackOfKind(model, layer), 0, kind);
+  const SublayerScheme scheme = MakeSublayerScheme(model, {StackOfKind(model, layer), 0, kind});
   const int64_t inside = kind == SublayerKind::kFeedForward ? model.ffn_dim() : model.d_model();
   return kBytesOfFloat * scheme.KeptFloats(model, rows, inside) +
          MaskBytes(rows, model.d_model(), model.dropout());

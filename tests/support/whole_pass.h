@@ -14,11 +14,12 @@ namespace deepnet::testing {
 // Returns the loss of `microbatch`, summed over its target tokens. With `training`: dropout keyed
 // by (seed, step), and the gradient of the output layer is added.
 inline LossSums Forward(Transformer& model, const Microbatch& microbatch, uint64_t seed,
-                        int64_t step, bool training, const LossOptions& loss, Activations& kept) {
+                        int64_t step, bool training, LossArgs loss, Activations& kept) {
   LossSums sums;
+  loss.sums = &sums;
+  if (training) loss.dhidden_RD = kept.gradients.target_RD;
   model.chunks().at(0).Forward(MakePass(model.ops(), microbatch, seed, step, training), kept.values,
-                               model.work(), kept.kept, loss,
-                               training ? kept.gradients.target_RD : at::Tensor(), {.sums = &sums});
+                               model.work(), kept.kept, loss);
   model.ops().session().ReadBack();
   return sums;
 }

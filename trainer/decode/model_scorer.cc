@@ -71,7 +71,7 @@ void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pa
     }
     if (link && chunk.inputs().source) link->ReceiveBefore(i, sources, values.source_RD);
     if (link && chunk.inputs().target) link->ReceiveBefore(i, targets, values.target_RD);
-    chunk.Forward(pass, values, model.work(), kept.kept, {}, {}, {.token_nll = token_nll});
+    chunk.Forward(pass, values, model.work(), kept.kept, {.token_nll = token_nll});
     if (link && chunk.outputs().source) link->SendBehind(i, sources, values.source_RD);
     if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.encoder_output_RD);
     if (link && chunk.outputs().target) link->SendBehind(i, targets, values.target_RD);
@@ -334,20 +334,22 @@ void ModelScorer::StepSlice(State& state, const StepArrays& sent, int64_t begin,
   const auto from_begin = [&](const CacheIndex& of_all) {
     return CacheIndex{of_all.index + begin * of_all.stride, of_all.stride, of_all.lengths + begin};
   };
-  DecodeCaches caches{.self = state.self_caches,
+  DecodeStepArgs step{.rows = rows,
+                      .step = model_.step(),
+                      .self = state.self_caches,
                       .first_row = state.self_rows + begin,
                       .self_index = from_begin(sent.self),
                       .cross = state.cross_caches,
-                      .cross_index = from_begin(sent.cross)};
+                      .cross_index = from_begin(sent.cross),
+                      .logits_RV = logits_RV};
   for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
     const Chunk& chunk = model_.chunks()[i];
     if (!chunk.has_target()) continue;
     if (link_ && chunk.inputs().target) link_->ReceiveBefore(i, rows.count, target_RD);
-    chunk.DecodeStep(rows, model_.step(), kept_->values, caches, model_.work(), kept_->kept,
-                     logits_RV);
+    chunk.DecodeStep(step, kept_->values, model_.work(), kept_->kept);
     if (link_ && chunk.outputs().target) link_->SendBehind(i, rows.count, target_RD);
-    caches.self = caches.self.subspan(chunk.decoder().size());
-    caches.cross = caches.cross.subspan(chunk.decoder().size());
+    step.self = step.self.subspan(chunk.decoder().size());
+    step.cross = step.cross.subspan(chunk.decoder().size());
   }
 }
 

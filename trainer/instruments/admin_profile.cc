@@ -22,12 +22,12 @@ class Profile : public SublayerProbe {
   explicit Profile(const Parameters& parameters) : parameters_(parameters) {}
 
   void AtEnter(const PassContext&, const SublayerView& view) override {
-    const double r = std::sqrt(squares_[view.stack]);
+    const double r = std::sqrt(squares_[view.place.stack]);
     omega_.push_back(r);
-    parameters_.Get(LayerPrefix(view.stack, view.layer) + StreamScaleName(view.kind)).fill_(r);
+    parameters_.Get(BlockName(view.place) + kStreamScale).fill_(r);
   }
   void AtLeave(const PassContext& pass, const SublayerView& view) override {
-    squares_[view.stack] = Variance(pass, view.stream_RD) + Variance(pass, view.branch_RD);
+    squares_[view.place.stack] = Variance(pass, view.stream_RD) + Variance(pass, view.branch_RD);
   }
 
   const std::vector<double>& omega() const { return omega_; }
@@ -47,8 +47,8 @@ std::vector<double> ProfileAdmin(Transformer& model, const Microbatch& microbatc
   MicrobatchPass pass = MakePass(model.ops(), microbatch, seed, /*step=*/0, /*training=*/true);
   pass.probe = &profile;
   const auto kept = model.MakeActivations(/*shared=*/false);
-  model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {.gradient_scale = 0.0},
-                            kept->gradients.target_RD);
+  model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept,
+                            {.gradient_scale = 0.0, .dhidden_RD = kept->gradients.target_RD});
   return profile.omega();
 }
 

@@ -45,7 +45,7 @@ SublayerMeter::SublayerMeter(const ModelSpec& model)
     : model_(model), seen_(static_cast<size_t>(NumSublayers(model))) {}
 
 SublayerMeter::Seen& SublayerMeter::SeenAt(const SublayerView& view) {
-  return seen_[static_cast<size_t>(SublayerIndex(model_, {view.stack, view.layer, view.kind}))];
+  return seen_[static_cast<size_t>(SublayerIndex(model_, view.place))];
 }
 
 void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<SublayerInstruments>> SublayerMeter::Gather(const Gro
     const SublayerPlace place = SublayerAt(model_, static_cast<int>(i));
     const double* figures = &sums[kFigures * i];
     SublayerInstruments& one = all.emplace_back();
-    one.set_name(LayerPrefix(place.stack, place.layer) + BaseName(place.kind));
+    one.set_name(BlockName(place));
     one.set_input_norm(std::sqrt(figures[0]));
     one.set_branch_norm(std::sqrt(figures[1]));
     one.set_stream_norm(std::sqrt(figures[2]));

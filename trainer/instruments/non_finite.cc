@@ -18,7 +18,6 @@
 #include "parallel/comm/agreement.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/describe.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -48,23 +47,19 @@ struct StepPlace {
 class FiniteProbe : public StageProbe {
  public:
   explicit FiniteProbe(RankContext& context)
-      : ops_(*context.ops),
-        model_(*context.model),
-        whole_(Describe(model_.spec(), model_.capacity())) {}
+      : ops_(*context.ops), model_(*context.model), whole_(model_.whole()) {}
 
   const StepPlace& place() const { return place_; }
   const NonFiniteRecord& record() const { return record_; }
 
   void AtEnter(const PassContext& pass, const SublayerView& view) override {
-    const SublayerPlace place{view.stack, view.layer, view.kind};
-    if (!IsFinite(pass, view.stream_RD)) return TellBefore(place);
-    if (!IsFinite(pass, view.input_RD)) Tell(place, kInput, "input");
+    if (!IsFinite(pass, view.stream_RD)) return TellBefore(view.place);
+    if (!IsFinite(pass, view.input_RD)) Tell(view.place, kInput, "input");
   }
 
   void AtLeave(const PassContext& pass, const SublayerView& view) override {
-    const SublayerPlace place{view.stack, view.layer, view.kind};
-    if (!IsFinite(pass, view.branch_RD)) return Tell(place, kBranch, "branch");
-    if (view.sum_RD.defined() && !IsFinite(pass, view.sum_RD)) Tell(place, kSum, "sum");
+    if (!IsFinite(pass, view.branch_RD)) return Tell(view.place, kBranch, "branch");
+    if (view.sum_RD.defined() && !IsFinite(pass, view.sum_RD)) Tell(view.place, kSum, "sum");
   }
 
   void AfterForward(const Chunk& chunk, const MicrobatchRows& rows,
@@ -118,7 +113,7 @@ class FiniteProbe : public StageProbe {
 
   void Tell(const SublayerPlace& place, Value value, const char* name, bool received = false) {
     Tell({kForward, LayerOf(place).position, static_cast<int>(place.kind), value, received},
-         LayerPrefix(place.stack, place.layer) + BaseName(place.kind), name);
+         BlockName(place), name);
   }
 
   // Tells of the output of what comes before a sub-layer.
@@ -193,18 +188,20 @@ class FiniteProbe : public StageProbe {
     Tell({kBackward, later, -in_layer}, SublayerOf(layer, parameter), value);
   }
 
-  static std::string SublayerOf(const Layer& layer, const std::string& parameter) {
+  std::string SublayerOf(const Layer& layer, const std::string& parameter) const {
     if (layer.stack < 0) return layer.name;
+    SublayerPlace place{StackOfKind(model_.spec(), layer.kind), layer.index};
     for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kCrossAttention}) {
-      const std::string name = absl::StrCat(layer.name, ".", BaseName(kind));
-      if (absl::StartsWith(parameter, name)) return name;
+      place.kind = kind;
+      if (absl::StartsWith(parameter, BlockName(place))) return BlockName(place);
     }
-    return absl::StrCat(layer.name, ".", BaseName(SublayerKind::kFeedForward));
+    place.kind = SublayerKind::kFeedForward;
+    return BlockName(place);
   }
 
   Ops& ops_;
   const Transformer& model_;
-  const Inventory whole_;
+  const Inventory& whole_;
   std::vector<double> sums_;  // of blocks, used again
   StepPlace place_;
   NonFiniteRecord record_;

@@ -14,7 +14,7 @@
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/json_file.h"
-#include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

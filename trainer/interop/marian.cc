@@ -15,7 +15,6 @@
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
 #include "trainer/interop/hf_tokenizer.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -27,7 +26,7 @@ constexpr char kEmbedding[] = "shared.weight";
 
 // Returns BRANCH_NORM's a at the checkpoint's step; 1 for other schemes.
 double RampOf(const ModelSpec& model, int64_t step) {
-  return MakeSublayerScheme(model, 0, 0, SublayerKind::kFeedForward).RampAt(step);
+  return MakeSublayerScheme(model, {.kind = SublayerKind::kFeedForward}).RampAt(step);
 }
 
 // Returns a reader of what `read` does, times `ramp` over alpha where the parameter `name` ends a

@@ -6,10 +6,8 @@ namespace deepnet {
 namespace {
 
 // "encoder.layers.3.self_attn.q_proj" and so on, for each of `letters`.
-std::vector<std::string> Projections(int stack, int layer, SublayerKind kind,
-                                     std::vector<std::string> letters) {
-  const std::string block = LayerPrefix(stack, layer) + BaseName(kind);
-  for (std::string& letter : letters) letter = block + "." + letter + "_proj";
+std::vector<std::string> Projections(const SublayerPlace& place, std::vector<std::string> letters) {
+  for (std::string& letter : letters) letter = BlockName(place) + "." + letter + "_proj";
   return letters;
 }
 
@@ -20,22 +18,21 @@ std::vector<std::string> OwnLetters(SublayerKind kind) {
 
 }  // namespace
 
-AttentionLayer::AttentionLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
-                               int stack, int layer, SublayerKind kind, bool causal)
-    : width_(spec.d_model()),
-      heads_(spec.num_heads()),
-      causal_(causal),
-      dropout_{.stack = stack,
-               .layer = layer,
-               .site = kind == SublayerKind::kCrossAttention ? kSiteCrossAttentionWeights
-                                                             : kSiteSelfAttentionWeights,
-               .rate = spec.attention_dropout()},
-      project_(spec, ops, parameters, Projections(stack, layer, kind, OwnLetters(kind))),
-      out_(spec, ops, parameters, Projections(stack, layer, kind, {"out"})),
-      residual_(spec, parameters, stack, layer, kind),
-      inner_norm_(spec, parameters, LayerPrefix(stack, layer), residual_.scheme(), kind) {
-  if (kind != SublayerKind::kCrossAttention) return;
-  kv_.emplace(spec, ops, parameters, Projections(stack, layer, kind, {"k", "v"}));
+AttentionLayer::AttentionLayer(const BuildContext& build, const SublayerPlace& place)
+    : width_(build.spec.d_model()),
+      heads_(build.spec.num_heads()),
+      causal_(place.kind == SublayerKind::kSelfAttention && place.stack == 1),
+      dropout_{.stack = place.stack,
+               .layer = place.layer,
+               .site = place.kind == SublayerKind::kCrossAttention ? kSiteCrossAttentionWeights
+                                                                   : kSiteSelfAttentionWeights,
+               .rate = build.spec.attention_dropout()},
+      project_(build, Projections(place, OwnLetters(place.kind))),
+      out_(build, Projections(place, {"out"})),
+      residual_(build, place),
+      inner_norm_(build, place) {
+  if (place.kind != SublayerKind::kCrossAttention) return;
+  kv_.emplace(build, Projections(place, {"k", "v"}));
 }
 
 AttentionLayer::Saved AttentionLayer::MakeSaved(const Ops& ops, int64_t capacity,
@@ -86,26 +83,28 @@ void AttentionLayer::Project(const PassContext& pass, const at::Tensor& input_RD
 }
 
 void AttentionLayer::LeaveBranch(const PassContext& pass, const ResidualStream& stream,
-                                 Workspace& work, Saved& saved) const {
+                                 Saved& saved) const {
+  const Workspace& work = *pass.work;
   out_.Forward(pass, inner_norm_.Forward(pass, saved.context_RD, work.dcontext_RD, saved.inner),
                /*relu=*/false, work.branch_RD);
-  residual_.Leave(pass, stream, work.branch_RD, saved.residual);
+  residual_.Leave(pass, stream, saved.residual);
 }
 
-void AttentionLayer::Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
+void AttentionLayer::Forward(const PassContext& pass, const ResidualStream& stream,
                              Saved& saved) const {
-  Project(pass, residual_.Enter(pass, stream, work.input_RD, saved.residual), saved);
+  Project(pass, residual_.Enter(pass, stream, saved.residual), saved);
   pass.ops->Attention(Args(pass, saved));
-  LeaveBranch(pass, stream, work, saved);
+  LeaveBranch(pass, stream, saved);
 }
 
 void AttentionLayer::Backward(const PassContext& pass, const Upstream& upstream,
-                              const at::Tensor& dstream_RD, Workspace& work, Saved& saved) const {
+                              const at::Tensor& dstream_RD, Saved& saved) const {
+  const Workspace& work = *pass.work;
   const at::Tensor dprojected_RC = work.dqkv_R3D.narrow(1, 0, kv_ ? width_ : 3 * width_);
   const Workspace& key_work = kv_ ? *pass.encoder_output->work : work;
   const at::Tensor dkv_R2D = key_work.dqkv_R3D.narrow(1, width_, 2 * width_);
-  residual_.LeaveBackward(pass, saved.residual, dstream_RD, work.dbranch_RD);
-  const at::Tensor input_RD = residual_.Input(pass, saved.residual, upstream, work.input_RD);
+  residual_.LeaveBackward(pass, saved.residual, dstream_RD);
+  const at::Tensor input_RD = residual_.Input(pass, saved.residual, upstream);
   if (saved.recomputed) Project(pass, input_RD, saved);
   out_.BackwardWeight(pass, work.dbranch_RD,
                       inner_norm_.Recompute(pass, saved.context_RD, work.dcontext_RD, saved.inner));
@@ -125,8 +124,8 @@ void AttentionLayer::Backward(const PassContext& pass, const Upstream& upstream,
   }
   project_.BackwardWeight(pass, dprojected_RC, input_RD);
   project_.BackwardInput(pass, dprojected_RC, {}, residual_.InputGradientAddsToStream(),
-                         InputGradient(residual_, dstream_RD, work));
-  residual_.EnterBackward(pass, saved.residual, work.dinput_RD, dstream_RD);
+                         residual_.InputGradient(pass, dstream_RD));
+  residual_.EnterBackward(pass, saved.residual, dstream_RD);
 }
 
 void AttentionLayer::FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const {
@@ -135,11 +134,11 @@ void AttentionLayer::FillCache(const PassContext& pass, const at::Tensor& kv_R2D
   kv_->Forward(source_pass, pass.encoder_output->value_RD, /*relu=*/false, kv_R2D);
 }
 
-void AttentionLayer::Step(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-                          Saved& saved, const StepCache& cache) const {
+void AttentionLayer::Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
+                          const StepCache& cache) const {
   const int64_t rows = pass.rows->count;
-  const at::Tensor input_RD = residual_.Enter(pass, stream, work.input_RD, saved.residual);
-  project_.Forward(pass, input_RD, /*relu=*/false, saved.projected_RC);
+  project_.Forward(pass, residual_.Enter(pass, stream, saved.residual), /*relu=*/false,
+                   saved.projected_RC);
   if (!kv_) {
     pass.ops->Copy(rows, saved.k_RD, cache.rows.keys_ND.narrow(0, cache.first_row, rows));
     pass.ops->Copy(rows, saved.v_RD, cache.rows.values_ND.narrow(0, cache.first_row, rows));
@@ -153,7 +152,7 @@ void AttentionLayer::Step(const PassContext& pass, const ResidualStream& stream,
                              .lengths = cache.index.lengths,
                              .heads = heads_,
                              .context_RD = saved.context_RD});
-  LeaveBranch(pass, stream, work, saved);
+  LeaveBranch(pass, stream, saved);
 }
 
 void AttentionLayer::Refresh(Ops& ops) {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "trainer/model/residual.h"
 #include "trainer/model/sublayer.h"
 
 namespace deepnet {
@@ -25,26 +26,24 @@ class AttentionLayer {
     ResidualConnection::Saved residual;
   };
 
-  // `kind`: kSelfAttention, or kCrossAttention, whose keys and values come from
-  // pass.encoder_output. `causal`: a row sees the rows of its sentence up to itself; otherwise all
-  // of them.
-  AttentionLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
-                 int layer, SublayerKind kind, bool causal);
+  // `place.kind`: kSelfAttention, or kCrossAttention, whose keys and values come from
+  // pass.encoder_output. In a decoder's self-attention a row sees the rows of its sentence up to
+  // itself; otherwise all of them.
+  AttentionLayer(const BuildContext& build, const SublayerPlace& place);
 
   // `source_capacity`: of the rows of the encoder's output. `recompute_work` holds what is not
   // kept, `source_recompute_work` the keys and values of those rows; null: everything is kept.
   Saved MakeSaved(const Ops& ops, int64_t capacity, int64_t source_capacity,
                   const Workspace* recompute_work = nullptr,
                   const Workspace* source_recompute_work = nullptr) const;
-  void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-               Saved& saved) const;
+  void Forward(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
-                Workspace& work, Saved& saved) const;
+                Saved& saved) const;
   // Cross-attention: keys and values of all rows of the encoder's output into kv_R2D (operand): for
   // decoding, once for each batch of sentences.
   void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const;
   // Decoding: one new row for each hypothesis.
-  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
+  void Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
             const StepCache& cache) const;
   void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
@@ -52,8 +51,7 @@ class AttentionLayer {
  private:
   void Project(const PassContext& pass, const at::Tensor& input_RD, Saved& saved) const;
   AttentionArgs Args(const PassContext& pass, const Saved& saved) const;
-  void LeaveBranch(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-                   Saved& saved) const;
+  void LeaveBranch(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
 
   int64_t width_;
   int heads_;

@@ -10,32 +10,24 @@
 namespace deepnet {
 namespace {
 
-// The layers of one kind in a chunk.
-struct Part {
-  int first = 0;  // index of the first one in its stack
-  int layer = 0;  // position of the first one in the chain
-  int count = 0;
-};
-
-Part PartOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
-  Part part;
+// Returns the layers of one kind in a chunk.
+LayerRun RunOf(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
+  LayerRun run;
   for (int l = span.first; l < span.end; ++l) {
     if (whole.layers[l].kind != kind) continue;
-    if (part.count++ > 0) continue;
-    part.first = whole.layers[l].index;
-    part.layer = l;
+    if (run.count++ == 0) run = {.first = whole.layers[l].index, .count = 1, .position = l};
   }
-  return part;
+  return run;
 }
 
 bool Has(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
-  return PartOf(whole, span, kind).count > 0;
+  return RunOf(whole, span, kind).count > 0;
 }
 
 // True if the last layer of `kind` is in `span`. The output layer comes after all of them.
 bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
-  const Part part = PartOf(whole, span, kind);
-  return part.count > 0 && whole.layers[part.layer + part.count].kind != kind;
+  const LayerRun run = RunOf(whole, span, kind);
+  return run.count > 0 && whole.layers[run.position + run.count].kind != kind;
 }
 
 // The highest level of recomputation that uses a Workspace; FULL has buffers of its own.
@@ -51,8 +43,7 @@ Recompute HighestLevel(const std::vector<Chunk>& chunks, bool decoder_only) {
 
 }  // namespace
 
-Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
-             const ChunkSpec& chunk, Ops& ops, const Parameters& parameters)
+Chunk::Chunk(const BuildContext& build, const Inventory& whole, const ChunkSpec& chunk)
     : spec_(chunk),
       inputs_(BoundaryBefore(whole, chunk.layers.first)),
       outputs_(BoundaryBefore(whole, chunk.layers.end)),
@@ -60,35 +51,33 @@ Chunk::Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Invent
       has_target_(whole.layers[chunk.layers.end - 1].kind >= LayerKind::kTargetEmbedding),
       ends_encoder_(Ends(whole, chunk.layers, LayerKind::kEncoder)),
       ends_decoder_(Ends(whole, chunk.layers, LayerKind::kDecoder)),
-      reads_encoder_output_(IsEncoderDecoder(spec) &&
+      reads_encoder_output_(IsEncoderDecoder(build.spec) &&
                             Has(whole, chunk.layers, LayerKind::kDecoder)),
-      ops_(ops),
-      source_(MakeSide(spec, capacity, whole, parameters, /*source=*/true)),
-      target_(MakeSide(spec, capacity, whole, parameters, /*source=*/false)) {
+      ops_(build.ops),
+      source_(MakeSide(build, whole, /*source=*/true)),
+      target_(MakeSide(build, whole, /*source=*/false)) {
   DEEPNET_CHECK(chunk.layers.NumLayers() > 0);
-  if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(spec, ops, parameters);
+  if (Has(whole, chunk.layers, LayerKind::kOutput)) output_.emplace(build);
 }
 
-Chunk::SideLayers Chunk::MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                                  const Inventory& whole, const Parameters& parameters,
+Chunk::SideLayers Chunk::MakeSide(const BuildContext& build, const Inventory& whole,
                                   bool source) const {
-  const int stack = source ? 0 : LabelledStack(spec);
   const LayerKind use = source ? LayerKind::kSourceEmbedding : LayerKind::kTargetEmbedding;
-  const Part embedding = PartOf(whole, spec_.layers, use);
-  const Part layers =
-      PartOf(whole, spec_.layers, source ? LayerKind::kEncoder : LayerKind::kDecoder);
+  const LayerRun embedding = RunOf(whole, spec_.layers, use);
+  LayerRun run = RunOf(whole, spec_.layers, source ? LayerKind::kEncoder : LayerKind::kDecoder);
+  run.stack = source ? 0 : LabelledStack(build.spec);
+  const MicrobatchSpec& capacity = build.capacity;
   SideLayers side{.capacity = source ? capacity.max_source_tokens() : capacity.max_target_tokens(),
-                  .embedding_at = embedding.layer,
-                  .first_layer = layers.layer,
-                  .layers = LayerStack(spec, capacity, spec_.recompute, ops_, parameters, stack,
-                                       layers.first, layers.count)};
+                  .embedding_at = embedding.position,
+                  .layers = LayerStack(build, spec_.recompute, run)};
   if (embedding.count > 0) {
-    side.embedding.emplace(spec, ops_, parameters, use);
-    if (HasEmbeddingNorm(spec))
-      side.norm.emplace(spec, parameters, StackName(stack) + kEmbeddingNorm);
+    side.embedding.emplace(build, use);
+    if (HasEmbeddingNorm(build.spec)) {
+      side.norm.emplace(build, StackName(run.stack) + kEmbeddingNorm);
+    }
   }
-  if (EndOf(spec) != StackEnd::kNothing && (source ? ends_encoder_ : ends_decoder_)) {
-    side.end.emplace(spec, parameters, stack);
+  if (EndOf(build.spec) != StackEnd::kNothing && (source ? ends_encoder_ : ends_decoder_)) {
+    side.end.emplace(build, run.stack);
   }
   return side;
 }
@@ -97,35 +86,32 @@ ResidualStream Chunk::Stream(const at::Tensor& value_RD, const SideWorkspace& wo
   return {value_RD, SameTypes(ops_) ? value_RD : work.operand_RD};
 }
 
-StackPass Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows, const SideLayers& side,
-                         Workspace& work) const {
+PassContext Chunk::Context(const MicrobatchPass& pass, const PackedRows& rows,
+                           Workspace& work) const {
   return {
-      .context = {.ops = &ops_, .rows = &rows, .microbatch = &pass, .second_RD = work.second_RD},
-      .work = &work,
-      .first_layer = side.first_layer};
+      .ops = &ops_, .rows = &rows, .microbatch = &pass, .work = &work, .second_RD = work.second_RD};
 }
 
 void Chunk::Forward(const MicrobatchPass& pass, const BoundaryActivations& values,
-                    ChunkWorkspace& work, Kept& kept, const LossOptions& loss,
-                    const at::Tensor& dhidden_RD, const LossResults& results) const {
+                    ChunkWorkspace& work, Kept& kept, const LossArgs& loss) const {
   if (has_source_) Encode(pass, values, work, kept);
   if (!has_target_) return;
   const EncoderOutput encoder_output{.rows = &pass.rows.source,
                                      .value_RD = values.encoder_output_RD};
-  StackPass stack = Context(pass, pass.rows.target, target_, work.target.layers);
-  stack.context.encoder_output = &encoder_output;
+  PassContext context = Context(pass, pass.rows.target, work.target.layers);
+  context.encoder_output = &encoder_output;
   const ResidualStream stream = Stream(values.target_RD, work.target);
-  ForwardSide(target_, stack, stream, work.target, kept.target);
+  ForwardSide(target_, context, stream, work.target, kept.target);
   if (!output_) return;
   if (pass.layer_begins != nullptr) (*pass.layer_begins)(spec_.layers.end - 1);
-  output_->Loss(stack.context, stream.operand_RD, pass.rows.labels, loss, dhidden_RD, results);
+  output_->Loss(context, stream.operand_RD, loss);
 }
 
 void Chunk::Encode(const MicrobatchPass& pass, const BoundaryActivations& values,
                    ChunkWorkspace& work, Kept& kept) const {
   const ResidualStream stream = Stream(values.source_RD, work.source);
-  ForwardSide(source_, Context(pass, pass.rows.source, source_, work.source.layers), stream,
-              work.source, kept.source);
+  ForwardSide(source_, Context(pass, pass.rows.source, work.source.layers), stream, work.source,
+              kept.source);
   if (ends_encoder_) ops_.Copy(pass.rows.source.count, stream.operand_RD, values.encoder_output_RD);
 }
 
@@ -136,13 +122,14 @@ void Chunk::Enter(const SideLayers& side, const PassContext& pass, const Residua
   if (side.norm) side.norm->ForwardStream(pass, stream, kept.norm);
 }
 
-void Chunk::ForwardSide(const SideLayers& side, const StackPass& pass, const ResidualStream& stream,
-                        SideWorkspace& work, Kept::SideState& kept) const {
-  const LayerBegins* const begins = pass.context.microbatch->layer_begins;
+void Chunk::ForwardSide(const SideLayers& side, const PassContext& pass,
+                        const ResidualStream& stream, SideWorkspace& work,
+                        Kept::SideState& kept) const {
+  const LayerBegins* const begins = pass.microbatch->layer_begins;
   if (side.embedding && begins != nullptr) (*begins)(side.embedding_at);
-  Enter(side, pass.context, stream, kept);
+  Enter(side, pass, stream, kept);
   side.layers.Forward(pass, stream, kept.layers, work.segment);
-  if (side.end) side.end->Forward(pass.context, stream, kept.end);
+  if (side.end) side.end->Forward(pass, stream, kept.end);
 }
 
 void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
@@ -153,25 +140,25 @@ void Chunk::Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                                        .value_RD = encoder_output_RD,
                                        .gradient_RD = gradients.encoder_output_RD,
                                        .work = &work.source.layers};
-    StackPass stack = Context(pass, pass.rows.target, target_, work.target.layers);
-    stack.context.encoder_output = &encoder_output;
-    BackwardSide(target_, stack, gradients.target_RD, work.target, kept.target);
+    PassContext context = Context(pass, pass.rows.target, work.target.layers);
+    context.encoder_output = &encoder_output;
+    BackwardSide(target_, context, gradients.target_RD, work.target, kept.target);
   }
   if (ends_encoder_) gradients.source_RD = gradients.encoder_output_RD;
   if (!has_source_) return;
-  BackwardSide(source_, Context(pass, pass.rows.source, source_, work.source.layers),
-               gradients.source_RD, work.source, kept.source);
+  BackwardSide(source_, Context(pass, pass.rows.source, work.source.layers), gradients.source_RD,
+               work.source, kept.source);
 }
 
-void Chunk::BackwardSide(const SideLayers& side, const StackPass& pass,
+void Chunk::BackwardSide(const SideLayers& side, const PassContext& pass,
                          const at::Tensor& dstream_RD, SideWorkspace& work,
                          Kept::SideState& kept) const {
-  if (side.end) side.end->Backward(pass.context, dstream_RD, kept.end);
+  if (side.end) side.end->Backward(pass, dstream_RD, kept.end);
   side.layers.Backward(pass, dstream_RD, kept.layers, work.segment);
   if (!side.embedding) return;
-  if (side.norm) side.norm->BackwardInPlace(pass.context, dstream_RD, kept.norm);
-  side.embedding->Backward(pass.context, dstream_RD, kept.mask);
-  const LayerDone* const done = pass.context.microbatch->layer_done;
+  if (side.norm) side.norm->BackwardInPlace(pass, dstream_RD, kept.norm);
+  side.embedding->Backward(pass, dstream_RD, kept.mask);
+  const LayerDone* const done = pass.microbatch->layer_done;
   if (done != nullptr) (*done)(side.embedding_at);
 }
 
@@ -185,7 +172,7 @@ Chunk::Kept Chunk::MakeKept(ChunkPools& pools, const ChunkWorkspace& work) const
   Kept kept;
   TakeLayers(pools, work, kept);
   const auto add = [&](const SideLayers& side, Kept::SideState& of_side) {
-    if (side.embedding) of_side.mask = side.embedding->MakeMask(ops_, side.capacity);
+    if (side.embedding) of_side.mask = side.embedding->MaskFor(ops_, side.capacity);
     if (side.norm) of_side.norm = side.norm->MakeState(ops_, side.capacity);
     if (side.end) of_side.end = side.end->MakeState(ops_, side.capacity);
   };
@@ -210,8 +197,8 @@ Chunk::Kept Chunk::MakeKeptForInference() const {
           .target = {.layers = target_.layers.MakeKeptForInference()}};
 }
 
-ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                                  const Ops& ops, const std::vector<Chunk>& chunks) {
+ChunkWorkspace MakeChunkWorkspace(const BuildContext& build, const std::vector<Chunk>& chunks) {
+  const auto& [spec, capacity, ops, parameters] = build;
   const int64_t s = capacity.max_source_tokens(), t = capacity.max_target_tokens();
   const auto any = [&](const auto& has) { return std::any_of(chunks.begin(), chunks.end(), has); };
   const bool decodes = any([](const Chunk& chunk) { return chunk.decoder().size() > 0; });
@@ -244,25 +231,22 @@ void Chunk::FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_
   for (int i = 0; i < decoder().size(); ++i) decoder().layers()[i].FillCache(pass, kv_R2D[i]);
 }
 
-void Chunk::DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActivations& values,
-                       const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
-                       const at::Tensor& logits_RV) const {
-  Workspace& buffers = work.target.layers;
-  const MicrobatchPass decoding{.step = step};
-  const PassContext pass{
-      .ops = &ops_, .rows = &rows, .microbatch = &decoding, .second_RD = buffers.second_RD};
+void Chunk::DecodeStep(const DecodeStepArgs& step, const BoundaryActivations& values,
+                       ChunkWorkspace& work, Kept& kept) const {
+  const MicrobatchPass decoding{.step = step.step};
+  const PassContext pass = Context(decoding, step.rows, work.target.layers);
   const ResidualStream stream = Stream(values.target_RD, work.target);
   LayerStack::Kept& layers = kept.target.layers;
   Enter(target_, pass, stream, kept.target);
   for (int i = 0; i < decoder().size(); ++i) {
     decoder().BeforeLayer(pass, i, stream, layers);
-    decoder().layers()[i].Step(pass, stream, buffers, layers.saved[i % layers.saved.size()],
-                               {caches.self[i], caches.self_index, caches.first_row},
-                               {caches.cross[i], caches.cross_index});
+    decoder().layers()[i].Step(pass, stream, layers.saved[i % layers.saved.size()],
+                               {step.self[i], step.self_index, step.first_row},
+                               {step.cross[i], step.cross_index});
     decoder().AfterLayer(pass, i, stream, layers);
   }
   if (target_.end) target_.end->Forward(pass, stream, kept.target.end);
-  if (output_ && logits_RV.defined()) output_->Logits(pass, stream.operand_RD, logits_RV);
+  if (output_ && step.logits_RV.defined()) output_->Logits(pass, stream.operand_RD, step.logits_RV);
 }
 
 }  // namespace deepnet

@@ -46,14 +46,17 @@ struct ChunkSpec {
   RecomputeChoice recompute;  // of its encoder and decoder layers
 };
 
-// Incremental decoding: keys and values of a chunk's decoder layers, one cache for each layer, and
-// the rows of them that each hypothesis attends to.
-struct DecodeCaches {
-  std::span<KeyValueCache> self;  // a step appends its rows from first_row on
+// One more token of rows.count hypotheses: keys and values of a chunk's decoder layers, one cache
+// for each layer, and the rows of them that each hypothesis attends to.
+struct DecodeStepArgs {
+  PackedRows rows;
+  int64_t step = 0;               // as in MicrobatchPass
+  std::span<KeyValueCache> self;  // the step appends its rows from first_row on
   int64_t first_row = 0;
   CacheIndex self_index;
   std::span<const KeyValueCache> cross;
   CacheIndex cross_index;
+  at::Tensor logits_RV;  // residual: the output layer writes it; undefined: not wanted
 };
 
 // Buffers that the chunks of a rank share: they hold nothing that another action needs.
@@ -84,10 +87,8 @@ class Chunk {
     SideState source, target;
   };
 
-  // `whole` describes the model, `parameters` hold at least these layers. `ops` and `parameters`
-  // must outlive the chunk.
-  Chunk(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
-        const ChunkSpec& chunk, Ops& ops, const Parameters& parameters);
+  // `whole` describes the model, build.parameters hold at least these layers.
+  Chunk(const BuildContext& build, const Inventory& whole, const ChunkSpec& chunk);
 
   const ChunkSpec& spec() const { return spec_; }
   const BoundarySet& inputs() const { return inputs_; }    // cross the boundary before this chunk
@@ -114,17 +115,15 @@ class Chunk {
 
   // `values` has every tensor that this chunk reads, makes or works in: those of inputs() hold on
   // entry what the chunk before wrote, those of outputs() hold on return what the next chunk reads.
-  // With the output layer `results` are written, and with pass.training `dhidden_RD` (residual) is
-  // the gradient of the last hidden rows; the output layer's own gradient is already added.
+  // With the output layer what `loss` asks for is written.
   void Forward(const MicrobatchPass& pass, const BoundaryActivations& values, ChunkWorkspace& work,
-               Kept& kept, const LossOptions& loss = {}, const at::Tensor& dhidden_RD = {},
-               const LossResults& results = {}) const;
+               Kept& kept, const LossArgs& loss = {}) const;
 
   // `gradients` has those of outputs() on entry (with the output layer: what Forward wrote to
-  // dhidden_RD; with the last decoder layer: a buffer for the encoder output's, which is cleared)
-  // and those of inputs() on return, in the same buffers. `encoder_output_RD`: as in Forward; read
-  // by decoder layers only. pass.layer_done is called for every layer except the output layer,
-  // whose gradient Forward completes.
+  // loss.dhidden_RD; with the last decoder layer: a buffer for the encoder output's, which is
+  // cleared) and those of inputs() on return, in the same buffers. `encoder_output_RD`: as in
+  // Forward; read by decoder layers only. pass.layer_done is called for every layer except the
+  // output layer, whose gradient Forward completes.
   void Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                 const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const;
 
@@ -140,38 +139,31 @@ class Chunk {
   // kv_R2D[layer] (operand, at least source.count rows).
   void FillCrossCaches(const PackedRows& source, const at::Tensor& encoder_output_RD,
                        std::span<const at::Tensor> kv_R2D) const;
-  // Runs one more token of rows.count hypotheses; values.target_RD in and out as in Forward. With
-  // the output layer, writes `logits_RV` (residual; undefined: not wanted). `step`: as in
-  // PassContext. Needs has_target().
-  void DecodeStep(const PackedRows& rows, int64_t step, const BoundaryActivations& values,
-                  const DecodeCaches& caches, ChunkWorkspace& work, Kept& kept,
-                  const at::Tensor& logits_RV) const;
+  // values.target_RD in and out as in Forward. Needs has_target().
+  void DecodeStep(const DecodeStepArgs& step, const BoundaryActivations& values,
+                  ChunkWorkspace& work, Kept& kept) const;
 
  private:
   // The layers of the chunk that work on source rows, or those on target rows.
   struct SideLayers {
     int64_t capacity;  // rows
     int embedding_at;  // in the chain, if there is one
-    int first_layer;   // likewise
     LayerStack layers;
     std::optional<Embedding> embedding = {};
     std::optional<NormLayer> norm = {};  // after the embedding
     std::optional<StackEndStep> end = {};
   };
 
-  SideLayers MakeSide(const ModelSpec& spec, const MicrobatchSpec& capacity, const Inventory& whole,
-                      const Parameters& parameters, bool source) const;
+  SideLayers MakeSide(const BuildContext& build, const Inventory& whole, bool source) const;
   // A stream of boundary activations, with the operand tensor of `work` where the types differ.
   ResidualStream Stream(const at::Tensor& value_RD, const SideWorkspace& work) const;
-  // The arguments of a pass over the layers of `side`.
-  StackPass Context(const MicrobatchPass& pass, const PackedRows& rows, const SideLayers& side,
-                    Workspace& work) const;
+  PassContext Context(const MicrobatchPass& pass, const PackedRows& rows, Workspace& work) const;
   // The step before the layers of `side`: the embedding, or received rows in operand type.
   void Enter(const SideLayers& side, const PassContext& pass, const ResidualStream& stream,
              Kept::SideState& kept) const;
-  void ForwardSide(const SideLayers& side, const StackPass& pass, const ResidualStream& stream,
+  void ForwardSide(const SideLayers& side, const PassContext& pass, const ResidualStream& stream,
                    SideWorkspace& work, Kept::SideState& kept) const;
-  void BackwardSide(const SideLayers& side, const StackPass& pass, const at::Tensor& dstream_RD,
+  void BackwardSide(const SideLayers& side, const PassContext& pass, const at::Tensor& dstream_RD,
                     SideWorkspace& work, Kept::SideState& kept) const;
 
   ChunkSpec spec_;
@@ -183,7 +175,6 @@ class Chunk {
 };
 
 // The workspace of `chunks`, not empty, all of one model.
-ChunkWorkspace MakeChunkWorkspace(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                                  const Ops& ops, const std::vector<Chunk>& chunks);
+ChunkWorkspace MakeChunkWorkspace(const BuildContext& build, const std::vector<Chunk>& chunks);
 
 }  // namespace deepnet

@@ -52,23 +52,15 @@ void AddPending(int64_t rows, int64_t columns, int count, Layer& layer) {
   layer.pending.push_back({.rows = rows, .columns = columns, .count = count});
 }
 
-// A sub-layer's place, and what the model's scheme makes of it.
-struct Sublayer {
-  int stack = 0;
-  int layer = 0;
-  SublayerKind kind = SublayerKind::kSelfAttention;
-  SublayerScheme scheme;
-  std::string prefix;  // "encoder.layers.3."
-};
-
 // Features that the last matrix of a sub-layer's branch reads.
 int64_t InsideFeatures(const ModelSpec& model, SublayerKind kind) {
   return kind == SublayerKind::kFeedForward ? model.ffn_dim() : model.d_model();
 }
 
 // Adds what the scheme of a sub-layer keeps in float32, and dropout's decisions on its branch.
-void KeepJoin(const ModelSpec& model, const Sublayer& s, int64_t rows, Layer& layer) {
-  Keep({.bytes = kFloatBytes * s.scheme.KeptFloats(model, rows, InsideFeatures(model, s.kind)) +
+void KeepJoin(const ModelSpec& model, const SublayerPlace& place, int64_t rows, Layer& layer) {
+  const SublayerScheme scheme = MakeSublayerScheme(model, place);
+  Keep({.bytes = kFloatBytes * scheme.KeptFloats(model, rows, InsideFeatures(model, place.kind)) +
                  MaskBytes(rows, model.d_model(), model.dropout())},
        FULL, layer);
 }
@@ -84,7 +76,7 @@ ActivationBytes InnerRows(const ModelSpec& model, int64_t rows) {
 int64_t ConvertedFeatures(const ModelSpec& model) {
   int64_t features = 0;
   for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kFeedForward}) {
-    const SublayerScheme scheme = MakeSublayerScheme(model, LabelledStack(model), 0, kind);
+    const SublayerScheme scheme = MakeSublayerScheme(model, {LabelledStack(model), 0, kind});
     if (scheme.output_norm) features = std::max<int64_t>(features, model.d_model());
     if (scheme.inner_norm) features = std::max(features, InsideFeatures(model, kind));
   }
@@ -95,14 +87,14 @@ int64_t ConvertedFeatures(const ModelSpec& model) {
 // every level, queries, keys and values can be made again. Deferred: gradient and input of q, k, v
 // together (of q alone in cross-attention, whose keys and values come from rows that all layers
 // share) and of the output.
-void AddAttentionMemory(const ModelSpec& model, const Sublayer& s, int64_t rows, int64_t key_rows,
-                        Layer& layer) {
+void AddAttentionMemory(const ModelSpec& model, const SublayerPlace& place, int64_t rows,
+                        int64_t key_rows, Layer& layer) {
   const int64_t d = model.d_model();
-  KeepJoin(model, s, rows, layer);
+  KeepJoin(model, place, rows, layer);
   Keep({.bytes = kFloatBytes * rows * model.num_heads(), .operands = rows * d}, FULL, layer);
   Keep({.operands = (rows + 2 * key_rows) * d}, SELECTIVE_GEMM, layer);
   RepeatProducts(2 * (rows + 2 * key_rows) * d * d, SELECTIVE_GEMM, layer);
-  if (s.kind == SublayerKind::kCrossAttention) {
+  if (place.kind == SublayerKind::kCrossAttention) {
     if (key_rows == 0) return;  // the capacity is still open: nothing to attend to
     AddPending(rows, d, 4, layer);
     AddPending(key_rows, 2 * d, 1, layer);
@@ -113,9 +105,10 @@ void AddAttentionMemory(const ModelSpec& model, const Sublayer& s, int64_t rows,
   }
 }
 
-void AddFeedForwardMemory(const ModelSpec& model, const Sublayer& s, int64_t rows, Layer& layer) {
+void AddFeedForwardMemory(const ModelSpec& model, const SublayerPlace& place, int64_t rows,
+                          Layer& layer) {
   const int64_t d = model.d_model(), f = model.ffn_dim();
-  KeepJoin(model, s, rows, layer);
+  KeepJoin(model, place, rows, layer);
   Keep(InnerRows(model, rows), SELECTIVE_FFN, layer);
   RepeatProducts(2 * rows * d * f, SELECTIVE_FFN, layer);
   AddPending(rows, d, 2, layer);
@@ -232,10 +225,6 @@ class Builder {
   BoundaryTensor Boundary(std::string name, bool source) const {
     return {std::move(name), {Rows(source), Width()}, kStreamType, true, StackIndex(source)};
   }
-  Sublayer MakeSublayer(int stack, int layer, SublayerKind kind) const {
-    return {stack, layer, kind, MakeSublayerScheme(model_, stack, layer, kind),
-            LayerPrefix(stack, layer)};
-  }
 
   Layer& AddLayer(LayerKind kind, std::string name, int index);
   void AddEmbedding(bool source);
@@ -251,9 +240,9 @@ class Builder {
   void AddBias(const std::string& block, Role role, int64_t out);
   void AddNorm(const std::string& block, int64_t features);
   void AddVector(std::string name, Role role, int64_t size, double value);
-  void AddAttention(const Sublayer& sublayer);
-  void AddFeedForward(const Sublayer& sublayer);
-  void AddScheme(const Sublayer& sublayer);
+  void AddAttention(const SublayerPlace& place);
+  void AddFeedForward(const SublayerPlace& place);
+  void AddScheme(const SublayerPlace& place);
   void AddHistory(int stack, int index);
   void AddStackEnd(int stack);
 
@@ -300,17 +289,17 @@ void Builder::AddStackLayer(bool source, int index) {
   layer.stack = StackIndex(source);
   layer.forward_flops = LayerFlops(source);
   layer.recompute_flops[FULL] = layer.forward_flops;
-  const Sublayer attention = MakeSublayer(stack, index, SublayerKind::kSelfAttention);
+  const SublayerPlace attention{stack, index, SublayerKind::kSelfAttention};
   AddAttentionMemory(model_, attention, rows, rows, layer);
   AddAttention(attention);
   if (SublayersPerLayer(model_, stack) == 3) {
-    const Sublayer cross = MakeSublayer(stack, index, SublayerKind::kCrossAttention);
+    const SublayerPlace cross{stack, index, SublayerKind::kCrossAttention};
     AddAttentionMemory(model_, cross, rows, Rows(/*source=*/true), layer);
     AddAttention(cross);
     layer.inputs = {Boundary("encoder_output", /*source=*/true)};
   }
   layer.inputs.push_back(Boundary(std::string(kHidden), source));
-  const Sublayer block = MakeSublayer(stack, index, SublayerKind::kFeedForward);
+  const SublayerPlace block{stack, index, SublayerKind::kFeedForward};
   AddFeedForwardMemory(model_, block, rows, layer);
   AddFeedForward(block);
   AddHistoryMemory(model_, rows, layer);
@@ -398,12 +387,11 @@ void Builder::AddVector(std::string name, Role role, int64_t size, double value)
 }
 
 // Matrices of equal input stand together, so that one product makes them all.
-void Builder::AddAttention(const Sublayer& s) {
-  const std::string block = s.prefix + BaseName(s.kind);
-  const bool apart = s.kind == SublayerKind::kCrossAttention;  // queries come from another stream
+void Builder::AddAttention(const SublayerPlace& place) {
+  const std::string block = BlockName(place);
+  const bool apart = place.kind == SublayerKind::kCrossAttention;  // queries: of another stream
   const auto add_weight = [&](const char* name, Role role, bool last) {
-    AddWeight(block + name, role, Width(), Width(),
-              InitialGain(model_, s.stack, s.layer, s.kind, role, last));
+    AddWeight(block + name, role, Width(), Width(), InitialGain(model_, place, role, last));
   };
   add_weight(".q_proj", Role::kQuery, /*last=*/false);
   if (apart) AddBias(block + ".q_proj", Role::kQuery, Width());
@@ -414,44 +402,47 @@ void Builder::AddAttention(const Sublayer& s) {
   AddBias(block + ".v_proj", Role::kValue, Width());
   add_weight(".out_proj", Role::kAttentionOutput, /*last=*/true);
   AddBias(block + ".out_proj", Role::kAttentionOutput, Width());
-  AddScheme(s);
+  AddScheme(place);
 }
 
-void Builder::AddFeedForward(const Sublayer& s) {
+void Builder::AddFeedForward(const SublayerPlace& place) {
   const auto add = [&](const char* name, int64_t out, int64_t in, bool last) {
-    AddWeight(s.prefix + name, Role::kFeedForward, out, in,
-              InitialGain(model_, s.stack, s.layer, s.kind, Role::kFeedForward, last));
-    AddBias(s.prefix + name, Role::kFeedForward, out);
+    const std::string block = LayerPrefix(place.stack, place.layer) + name;
+    AddWeight(block, Role::kFeedForward, out, in,
+              InitialGain(model_, place, Role::kFeedForward, last));
+    AddBias(block, Role::kFeedForward, out);
   };
   add("fc1", model_.ffn_dim(), Width(), /*last=*/false);
   add("fc2", Width(), model_.ffn_dim(), /*last=*/true);
-  AddScheme(s);
+  AddScheme(place);
 }
 
 // Norms, factors and shifts of one sub-layer (trainer/model/scheme.h).
-void Builder::AddScheme(const Sublayer& s) {
-  const SublayerScheme& scheme = s.scheme;
-  if (scheme.input_norm) AddNorm(s.prefix + NormName(s.kind), Width());
-  if (scheme.inner_norm) AddNorm(s.prefix + InnerNormName(s.kind), InsideFeatures(model_, s.kind));
-  if (scheme.output_norm) AddNorm(s.prefix + OutputNormName(s.kind), Width());
-  if (scheme.end_norm) AddNorm(s.prefix + EndNormName(s.kind, scheme), Width());
-  if (scheme.head_scale) {
-    AddVector(s.prefix + HeadScaleName(s.kind), Role::kResidualScale, model_.num_heads(), 1.0);
-  }
-  if (scheme.stream_scale != 0) {
-    AddVector(s.prefix + StreamScaleName(s.kind), Role::kResidualScale, Width(),
-              scheme.stream_scale);
-  }
+void Builder::AddScheme(const SublayerPlace& place) {
+  const SublayerScheme scheme = MakeSublayerScheme(model_, place);
+  const std::string block = BlockName(place);
+  const auto add_scale = [&](std::string name, int64_t size, double value) {
+    AddVector(std::move(name), Role::kResidualScale, size, value);
+  };
+  const auto add_shift = [&](const char* name) {
+    AddVector(block + name, Role::kResidualShift, 1, 0.0);
+  };
+  if (scheme.input_norm) AddNorm(block + kNorm, Width());
+  if (scheme.inner_norm) AddNorm(block + kInnerNorm, InsideFeatures(model_, place.kind));
+  if (scheme.output_norm) AddNorm(block + kOutputNorm, Width());
+  if (scheme.end_norm) AddNorm(EndNormName(place, scheme), Width());
+  if (scheme.head_scale) add_scale(block + kHeadScale, model_.num_heads(), 1.0);
+  if (scheme.stream_scale != 0) add_scale(block + kStreamScale, Width(), scheme.stream_scale);
   if (scheme.branch_scale == BranchScale::kOfSublayer ||
-      (scheme.branch_scale == BranchScale::kOfLayer && s.kind == SublayerKind::kSelfAttention)) {
-    AddVector(s.prefix + BranchScaleName(s.kind, scheme), Role::kResidualScale, 1,
-              scheme.initial_branch_scale);
+      (scheme.branch_scale == BranchScale::kOfLayer &&
+       place.kind == SublayerKind::kSelfAttention)) {
+    add_scale(BranchScaleName(place, scheme), 1, scheme.initial_branch_scale);
   }
   if (!scheme.shifts) return;
-  AddVector(s.prefix + InputShiftName(s.kind), Role::kResidualShift, 1, 0.0);
-  if (s.kind != SublayerKind::kFeedForward) return;
-  AddVector(s.prefix + kMiddleShift, Role::kResidualShift, 1, 0.0);
-  AddVector(s.prefix + kInnerShift, Role::kResidualShift, 1, 0.0);
+  add_shift(kInputShift);
+  if (place.kind != SublayerKind::kFeedForward) return;
+  add_shift(kMiddleShift);
+  add_shift(kInnerShift);
 }
 
 void Builder::AddStackEnd(int stack) {

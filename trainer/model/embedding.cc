@@ -24,12 +24,14 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
   return table;
 }
 
-Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters,
-                     LayerKind use)
-    : stack_(StackOfKind(spec, use)),
-      scale_(spec.unscaled_embedding() ? 1.0 : std::sqrt(static_cast<double>(spec.d_model()))),
-      dropout_(spec.dropout()),
-      width_(spec.d_model()) {
+Embedding::Embedding(const BuildContext& build, LayerKind use)
+    : stack_(StackOfKind(build.spec, use)),
+      scale_(build.spec.unscaled_embedding()
+                 ? 1.0
+                 : std::sqrt(static_cast<double>(build.spec.d_model()))),
+      dropout_(build.spec.dropout()),
+      width_(build.spec.d_model()) {
+  const auto& [spec, capacity, ops, parameters] = build;
   const std::string name = EmbeddingName(spec, use);
   table_VD_ = parameters.Get(name);
   dtable_VD_ = parameters.EmbeddingGradient(name, use);
@@ -45,9 +47,8 @@ Embedding::Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& pa
   }
 }
 
-at::Tensor Embedding::MakeMask(const Ops& ops, int64_t capacity) const {
-  if (dropout_ == 0) return at::Tensor();
-  return at::zeros({capacity, (width_ + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
+at::Tensor Embedding::MaskFor(const Ops& ops, int64_t capacity) const {
+  return dropout_ == 0 ? at::Tensor() : MakeMask(ops, capacity, width_);
 }
 
 void Embedding::Forward(const PassContext& pass, const ResidualStream& stream,
@@ -79,26 +80,25 @@ void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
                            .dpositions_PD = dpositions_PD_});
 }
 
-OutputLayer::OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters) {
-  const std::string name = EmbeddingName(spec, LayerKind::kOutput);
-  weight_VD_ = ops.MakeWeight(parameters.Get(name), parameters.trainable());
-  dweight_VD_ = parameters.EmbeddingGradient(name, LayerKind::kOutput);
+OutputLayer::OutputLayer(const BuildContext& build) {
+  const std::string name = EmbeddingName(build.spec, LayerKind::kOutput);
+  weight_VD_ = build.ops.MakeWeight(build.parameters.Get(name), build.parameters.trainable());
+  dweight_VD_ = build.parameters.EmbeddingGradient(name, LayerKind::kOutput);
 }
 
-void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
-                       const LossOptions& options, const at::Tensor& dhidden_RD,
-                       const LossResults& results) const {
+void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,
+                       const LossArgs& loss) const {
   CrossEntropyArgs args{.rows = pass.rows->count,
                         .hidden_RD = hidden_RD,
                         .weight_VD = weight_VD_.get(),
-                        .labels = labels,
+                        .labels = pass.microbatch->rows.labels,
                         .index = pass.rows->index,
-                        .smoothing = options.label_smoothing,
-                        .scale = options.gradient_scale,
-                        .dhidden_RD = dhidden_RD,
-                        .sums = results.sums,
-                        .row_nll = results.token_nll};
-  if (dhidden_RD.defined()) args.dweight_VD = dweight_VD_;
+                        .smoothing = loss.label_smoothing,
+                        .scale = loss.gradient_scale,
+                        .dhidden_RD = loss.dhidden_RD,
+                        .sums = loss.sums,
+                        .row_nll = loss.token_nll};
+  if (loss.dhidden_RD.defined()) args.dweight_VD = dweight_VD_;
   pass.ops->CrossEntropy(args);
 }
 

@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/pass.h"
@@ -23,10 +22,10 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width);
 // Tokens and positions of one stack; `use` is kSourceEmbedding or kTargetEmbedding.
 class Embedding {
  public:
-  Embedding(const ModelSpec& spec, const Ops& ops, const Parameters& parameters, LayerKind use);
+  Embedding(const BuildContext& build, LayerKind use);
 
   // The mask of one microbatch of at most `capacity` rows; undefined without dropout.
-  at::Tensor MakeMask(const Ops& ops, int64_t capacity) const;
+  at::Tensor MaskFor(const Ops& ops, int64_t capacity) const;
   void Forward(const PassContext& pass, const ResidualStream& stream, const at::Tensor& mask) const;
   // `dx_RD` (residual): gradient of what Forward wrote; overwritten by its masked form.
   void Backward(const PassContext& pass, const at::Tensor& dx_RD, const at::Tensor& mask) const;
@@ -39,27 +38,24 @@ class Embedding {
   at::Tensor positions_PD_, dpositions_PD_;  // dpositions undefined if fixed
 };
 
-struct LossOptions {
+struct LossArgs {
   double label_smoothing = 0.0;
   double gradient_scale = 1.0;  // 1 / target tokens of the step
-};
-
-// Host memory for what the loss tells; written by the end of the next DeviceSession::ReadBack.
-struct LossResults {
-  LossSums* sums = nullptr;    // of all rows; null: not wanted
-  float* token_nll = nullptr;  // [rows]; null: not wanted
+  // Residual: gets the gradient of the last hidden rows, and that of the matrix is added to its
+  // accumulator. Undefined: neither is wanted.
+  at::Tensor dhidden_RD = {};
+  // Host memory, written by the end of the next DeviceSession::ReadBack; null: not wanted.
+  LossSums* sums = nullptr;    // of all rows
+  float* token_nll = nullptr;  // [rows]
 };
 
 // The matrix whose product with the last hidden rows gives logits.
 class OutputLayer {
  public:
-  OutputLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters);
+  explicit OutputLayer(const BuildContext& build);
 
-  // Returns the loss of `labels` [rows], summed. With `dhidden_RD` (residual) defined, writes the
-  // gradient of `hidden_RD` (operand) to it and adds that of the matrix to its accumulator.
-  void Loss(const PassContext& pass, const at::Tensor& hidden_RD, const int32_t* labels,
-            const LossOptions& options, const at::Tensor& dhidden_RD,
-            const LossResults& results) const;
+  // Computes the loss of the microbatch's labels from `hidden_RD` (operand).
+  void Loss(const PassContext& pass, const at::Tensor& hidden_RD, const LossArgs& loss) const;
   // Writes `logits_RV` (residual).
   void Logits(const PassContext& pass, const at::Tensor& hidden_RD,
               const at::Tensor& logits_RV) const;

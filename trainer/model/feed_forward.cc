@@ -4,22 +4,21 @@
 
 namespace deepnet {
 
-FeedForward::FeedForward(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
-                         int layer)
-    : width_(spec.d_model()),
-      inner_(spec.ffn_dim()),
-      gelu_(spec.activation() == GELU),
+FeedForward::FeedForward(const BuildContext& build, int stack, int layer)
+    : width_(build.spec.d_model()),
+      inner_(build.spec.ffn_dim()),
+      gelu_(build.spec.activation() == GELU),
       dropout_{.stack = stack,
                .layer = layer,
                .site = kSiteActivation,
-               .rate = spec.activation_dropout()},
-      fc1_(spec, ops, parameters, {LayerPrefix(stack, layer) + "fc1"}),
-      fc2_(spec, ops, parameters, {LayerPrefix(stack, layer) + "fc2"}),
-      residual_(spec, parameters, stack, layer, SublayerKind::kFeedForward),
-      inner_norm_(spec, parameters, LayerPrefix(stack, layer), residual_.scheme(),
-                  SublayerKind::kFeedForward) {
-  if (!residual_.scheme().shifts) return;
-  middle_shift_.emplace(parameters, "", LayerPrefix(stack, layer) + kMiddleShift);
+               .rate = build.spec.activation_dropout()},
+      fc1_(build, {LayerPrefix(stack, layer) + "fc1"}),
+      fc2_(build, {LayerPrefix(stack, layer) + "fc2"}),
+      residual_(build, {stack, layer, SublayerKind::kFeedForward}),
+      inner_norm_(build, {stack, layer, SublayerKind::kFeedForward}) {
+  const SublayerPlace place{stack, layer, SublayerKind::kFeedForward};
+  if (!MakeSublayerScheme(build.spec, place).shifts) return;
+  middle_shift_.emplace(build.parameters, "", BlockName(place) + kMiddleShift);
 }
 
 FeedForward::Saved FeedForward::MakeSaved(const Ops& ops, int64_t capacity,
@@ -36,9 +35,7 @@ FeedForward::Saved FeedForward::MakeSaved(const Ops& ops, int64_t capacity,
   }
   saved.inner_RF = at::zeros({capacity, inner_}, ops.OperandOptions());
   if (gelu_) saved.pre_RF = at::zeros({capacity, inner_}, ops.OperandOptions());
-  if (dropout_.rate > 0) {
-    saved.mask = at::zeros({capacity, (inner_ + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
-  }
+  if (dropout_.rate > 0) saved.mask = MakeMask(ops, capacity, inner_);
   return saved;
 }
 
@@ -55,18 +52,20 @@ void FeedForward::MakeInner(const PassContext& pass, const at::Tensor& input_RD,
   }
 }
 
-void FeedForward::Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
+void FeedForward::Forward(const PassContext& pass, const ResidualStream& stream,
                           Saved& saved) const {
-  MakeInner(pass, residual_.Enter(pass, stream, work.input_RD, saved.residual), saved);
+  const Workspace& work = *pass.work;
+  MakeInner(pass, residual_.Enter(pass, stream, saved.residual), saved);
   fc2_.Forward(pass, inner_norm_.Forward(pass, saved.inner_RF, work.dinner_RF, saved.inner),
                /*relu=*/false, work.branch_RD);
-  residual_.Leave(pass, stream, work.branch_RD, saved.residual);
+  residual_.Leave(pass, stream, saved.residual);
 }
 
 void FeedForward::Backward(const PassContext& pass, const Upstream& upstream,
-                           const at::Tensor& dstream_RD, Workspace& work, Saved& saved) const {
-  residual_.LeaveBackward(pass, saved.residual, dstream_RD, work.dbranch_RD);
-  const at::Tensor input_RD = residual_.Input(pass, saved.residual, upstream, work.input_RD);
+                           const at::Tensor& dstream_RD, Saved& saved) const {
+  const Workspace& work = *pass.work;
+  residual_.LeaveBackward(pass, saved.residual, dstream_RD);
+  const at::Tensor input_RD = residual_.Input(pass, saved.residual, upstream);
   if (saved.recomputed) MakeInner(pass, input_RD, saved);
   fc2_.BackwardWeight(pass, work.dbranch_RD,
                       inner_norm_.Recompute(pass, saved.inner_RF, work.dinner_RF, saved.inner));
@@ -83,8 +82,8 @@ void FeedForward::Backward(const PassContext& pass, const Upstream& upstream,
     fc1_.BackwardWeight(pass, work.dinner_RF, input_RD);
   }
   fc1_.BackwardInput(pass, work.dinner_RF, {}, residual_.InputGradientAddsToStream(),
-                     InputGradient(residual_, dstream_RD, work));
-  residual_.EnterBackward(pass, saved.residual, work.dinput_RD, dstream_RD);
+                     residual_.InputGradient(pass, dstream_RD));
+  residual_.EnterBackward(pass, saved.residual, dstream_RD);
 }
 
 void FeedForward::BackwardInner(const PassContext& pass, const at::Tensor& dinner_RF,

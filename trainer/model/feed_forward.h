@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "trainer/model/residual.h"
 #include "trainer/model/sublayer.h"
 
 namespace deepnet {
@@ -22,14 +23,13 @@ class FeedForward {
     ResidualConnection::Saved residual;
   };
 
-  FeedForward(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack, int layer);
+  FeedForward(const BuildContext& build, int stack, int layer);
 
   Saved MakeSaved(const Ops& ops, int64_t capacity,
                   const Workspace* recompute_work = nullptr) const;
-  void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-               Saved& saved) const;
+  void Forward(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
-                Workspace& work, Saved& saved) const;
+                Saved& saved) const;
   void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
 

@@ -18,14 +18,10 @@ namespace {
 
 bool AtLeastFfn(Recompute level) { return level == SELECTIVE_FFN || level == SELECTIVE_GEMM; }
 
-// The pass of a layer whose last sub-layer also reads the layer's input, which is copied here.
-PassContext Enter(const PassContext& pass, const ResidualStream& stream, const Workspace& work) {
-  PassContext inside = pass;
-  inside.layer_input_RD = work.layer_input_RD;
-  if (work.layer_input_RD.defined()) {
-    pass.ops->Copy(pass.rows->count, stream.value_RD, work.layer_input_RD);
-  }
-  return inside;
+// Copies the layer's input where its last sub-layer also reads it.
+void KeepInput(const PassContext& pass, const ResidualStream& stream) {
+  const at::Tensor& input_RD = pass.work->layer_input_RD;
+  if (input_RD.defined()) pass.ops->Copy(pass.rows->count, stream.value_RD, input_RD);
 }
 
 // Returns one of `free`, or make() if there is none.
@@ -54,21 +50,17 @@ void KeptPool::Sort() {
   sort(histories, [](const LayerHistory::Saved& s) { return s.outputs_RD[0]; });
 }
 
-// Only the decoder is causal.
-TransformerLayer::TransformerLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
-                                   int stack, int layer)
-    : self_attention_(spec, ops, parameters, stack, layer, SublayerKind::kSelfAttention,
-                      /*causal=*/stack == 1),
-      feed_forward_(spec, ops, parameters, stack, layer) {
-  if (SublayersPerLayer(spec, stack) < 3) return;
-  cross_attention_.emplace(spec, ops, parameters, stack, layer, SublayerKind::kCrossAttention,
-                           /*causal=*/false);
+TransformerLayer::TransformerLayer(const BuildContext& build, int stack, int layer)
+    : self_attention_(build, {stack, layer, SublayerKind::kSelfAttention}),
+      feed_forward_(build, stack, layer) {
+  if (SublayersPerLayer(build.spec, stack) < 3) return;
+  cross_attention_.emplace(build, SublayerPlace{stack, layer, SublayerKind::kCrossAttention});
 }
 
 TransformerLayer::Saved TransformerLayer::MakeSaved(const Ops& ops, int64_t capacity,
-                                                    int64_t source_capacity, Recompute level,
-                                                    const Workspace* work,
-                                                    const Workspace* source_work) const {
+                                                    int64_t source_capacity,
+                                                    const Recomputed& recomputed) const {
+  const auto& [level, work, source_work] = recomputed;
   const Workspace* recompute_work = level == SELECTIVE_GEMM ? work : nullptr;
   Saved saved{self_attention_.MakeSaved(ops, capacity, source_capacity, recompute_work),
               {},
@@ -81,39 +73,35 @@ TransformerLayer::Saved TransformerLayer::MakeSaved(const Ops& ops, int64_t capa
 }
 
 void TransformerLayer::Forward(const PassContext& pass, const ResidualStream& stream,
-                               Workspace& work, Saved& saved) const {
-  const PassContext inside = Enter(pass, stream, work);
-  self_attention_.Forward(inside, stream, work, saved.self_attention);
-  if (cross_attention_) cross_attention_->Forward(inside, stream, work, saved.cross_attention);
-  feed_forward_.Forward(inside, stream, work, saved.feed_forward);
+                               Saved& saved) const {
+  KeepInput(pass, stream);
+  self_attention_.Forward(pass, stream, saved.self_attention);
+  if (cross_attention_) cross_attention_->Forward(pass, stream, saved.cross_attention);
+  feed_forward_.Forward(pass, stream, saved.feed_forward);
 }
 
 void TransformerLayer::Backward(const PassContext& pass, const Upstream& upstream,
-                                const at::Tensor& dstream_RD, Workspace& work, Saved& saved) const {
-  PassContext inside = pass;
-  inside.layer_input_RD = work.layer_input_RD;
+                                const at::Tensor& dstream_RD, Saved& saved) const {
   const Upstream first{&self_attention_.residual(), &saved.self_attention.residual, {}};
   const Upstream before_block =
       cross_attention_
           ? Upstream{&cross_attention_->residual(), &saved.cross_attention.residual, {}}
           : first;
-  feed_forward_.Backward(inside, before_block, dstream_RD, work, saved.feed_forward);
-  if (cross_attention_) {
-    cross_attention_->Backward(inside, first, dstream_RD, work, saved.cross_attention);
-  }
-  self_attention_.Backward(inside, upstream, dstream_RD, work, saved.self_attention);
-  if (!inside.layer_input_RD.defined()) return;
+  feed_forward_.Backward(pass, before_block, dstream_RD, saved.feed_forward);
+  if (cross_attention_) cross_attention_->Backward(pass, first, dstream_RD, saved.cross_attention);
+  self_attention_.Backward(pass, upstream, dstream_RD, saved.self_attention);
+  if (!pass.work->layer_input_RD.defined()) return;
   // The last sub-layer has left a gradient for the layer's input.
   const int64_t rows = pass.rows->count;
-  pass.ops->Add(FirstRows(rows, dstream_RD), FirstRows(rows, inside.layer_input_RD));
+  pass.ops->Add(FirstRows(rows, dstream_RD), FirstRows(rows, pass.work->layer_input_RD));
 }
 
-void TransformerLayer::Step(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-                            Saved& saved, const StepCache& self, const StepCache& cross) const {
-  const PassContext inside = Enter(pass, stream, work);
-  self_attention_.Step(inside, stream, work, saved.self_attention, self);
-  cross_attention_->Step(inside, stream, work, saved.cross_attention, cross);
-  feed_forward_.Forward(inside, stream, work, saved.feed_forward);
+void TransformerLayer::Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
+                            const StepCache& self, const StepCache& cross) const {
+  KeepInput(pass, stream);
+  self_attention_.Step(pass, stream, saved.self_attention, self);
+  cross_attention_->Step(pass, stream, saved.cross_attention, cross);
+  feed_forward_.Forward(pass, stream, saved.feed_forward);
 }
 
 Upstream TransformerLayer::Output(const Saved& saved) const {
@@ -126,17 +114,15 @@ void TransformerLayer::Refresh(Ops& ops) {
   feed_forward_.Refresh(ops);
 }
 
-LayerHistory::LayerHistory(const ModelSpec& spec, const Parameters& parameters, int stack)
-    : width_(spec.d_model()) {
-  const int layers = LayersOf(spec, stack);
+LayerHistory::LayerHistory(const BuildContext& build, int stack) : width_(build.spec.d_model()) {
   const auto add = [&](const std::string& name) {
-    weights_.push_back(parameters.Get(name));
-    dweights_.push_back(parameters.Gradient(name));
+    weights_.push_back(build.parameters.Get(name));
+    dweights_.push_back(build.parameters.Gradient(name));
   };
-  for (int layer = 0; layer < layers; ++layer) {
+  for (int layer = 0; layer < LayersOf(build.spec, stack); ++layer) {
     const std::string prefix = LayerPrefix(stack, layer);
     add(prefix + kHistoryWeight);
-    norms_.emplace_back(spec, parameters, prefix + kHistoryNorm);
+    norms_.emplace_back(build, prefix + kHistoryNorm);
   }
   add(StackName(stack) + kHistoryWeight);
 }
@@ -203,25 +189,20 @@ void LayerHistory::BeginBackward(const PassContext& pass, const at::Tensor& dstr
   pass.ops->Copy(pass.rows->count, gradients[0], dstream_RD);
 }
 
-LayerStack::LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                       const RecomputeChoice& options, Ops& ops, const Parameters& parameters,
-                       int stack, int first, int count)
+LayerStack::LayerStack(const BuildContext& build, const RecomputeChoice& options,
+                       const LayerRun& run)
     : options_(options),
-      segment_(std::max(1, options.level == FULL ? options.segment : count)),
-      width_(spec.d_model()),
-      source_capacity_(capacity.max_source_tokens()),
-      capacity_(stack == LabelledStack(spec) ? capacity.max_target_tokens()
-                                             : capacity.max_source_tokens()),
-      ops_(ops) {
-  for (int i = 0; i < count; ++i) layers_.emplace_back(spec, ops, parameters, stack, first + i);
-  if (!InOnePiece(spec) || count == 0) return;
-  DEEPNET_CHECK_EQ(count, LayersOf(spec, stack)) << "a stack in one piece was cut";
-  if (KeepsHistory(spec)) history_.emplace(spec, parameters, stack);
-}
-
-LayerStack::Saved LayerStack::MakeSaved(Recompute level, const Workspace* work,
-                                        const Workspace* source_work) const {
-  return layers_[0].MakeSaved(ops_, capacity_, source_capacity_, level, work, source_work);
+      segment_(std::max(1, options.level == FULL ? options.segment : run.count)),
+      position_(run.position),
+      width_(build.spec.d_model()),
+      source_capacity_(build.capacity.max_source_tokens()),
+      capacity_(run.stack == LabelledStack(build.spec) ? build.capacity.max_target_tokens()
+                                                       : source_capacity_),
+      ops_(build.ops) {
+  for (int i = 0; i < run.count; ++i) layers_.emplace_back(build, run.stack, run.first + i);
+  if (!InOnePiece(build.spec) || run.count == 0) return;
+  DEEPNET_CHECK_EQ(run.count, LayersOf(build.spec, run.stack)) << "a stack in one piece was cut";
+  if (KeepsHistory(build.spec)) history_.emplace(build, run.stack);
 }
 
 LayerStack::Kept LayerStack::TakeKept(KeptPool& pool, const Workspace& work,
@@ -245,7 +226,7 @@ LayerStack::Kept LayerStack::TakeKept(KeptPool& pool, const Workspace& work,
   kept.first_RD = TakeOrMake(pool.first_RD, [&] { return zeros(ops_.OperandOptions()); });
   for (int i = 0; i < size(); ++i) {
     kept.saved.push_back(TakeOrMake(pool.saved[options_.level], [&] {
-      return MakeSaved(options_.level, &work, &source_work);
+      return MakeSaved({options_.level, &work, &source_work});
     }));
   }
   return kept;
@@ -263,7 +244,7 @@ void LayerStack::GiveKept(KeptPool& pool, Kept& kept) const {
 
 LayerStack::Kept LayerStack::MakeKeptForInference() const {
   Kept kept;
-  if (size() > 0) kept.saved.push_back(MakeSaved(NONE, nullptr, nullptr));
+  if (size() > 0) kept.saved.push_back(MakeSaved());
   if (history_) kept.history = history_->MakeSaved(ops_, capacity_, /*trains=*/false);
   return kept;
 }
@@ -278,7 +259,7 @@ void LayerStack::Prepare(SegmentWorkspace& segment) const {
     if (!SameTypes(ops_)) segment.input_RD = at::zeros({capacity_, width_}, ops_.OperandOptions());
   }
   while (segment.saved.size() < static_cast<size_t>(std::min(segment_, size()))) {
-    segment.saved.push_back(MakeSaved(NONE, nullptr, nullptr));
+    segment.saved.push_back(MakeSaved());
   }
 }
 
@@ -305,21 +286,21 @@ void LayerStack::AfterLayer(const PassContext& pass, int layer, const ResidualSt
   if (layer + 1 == size()) history_->Mix(pass, size(), stream, kept.history);
 }
 
-void LayerStack::Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
+void LayerStack::Forward(const PassContext& pass, const ResidualStream& stream, Kept& kept,
                          SegmentWorkspace& segment) const {
-  const int64_t rows = pass.context.rows->count;
-  const MicrobatchPass& microbatch = *pass.context.microbatch;
-  const bool keep = pass.context.keep();
+  const int64_t rows = pass.rows->count;
+  const LayerBegins* const begins = pass.microbatch->layer_begins;
+  const bool keep = pass.keep();
   if (size() == 0) return;
   for (int i = 0; i < size(); ++i) {
-    if (microbatch.layer_begins != nullptr) (*microbatch.layer_begins)(pass.first_layer + i);
+    if (begins != nullptr) (*begins)(position_ + i);
     if (keep && i == 0 && !by_segment()) ops_.Copy(rows, stream.operand_RD, kept.first_RD);
-    BeforeLayer(pass.context, i, stream, kept);
+    BeforeLayer(pass, i, stream, kept);
     if (keep && by_segment() && i % segment_ == 0) {
       ops_.Copy(rows, stream.value_RD, kept.inputs_RD[i / segment_]);
     }
-    layers_[i].Forward(pass.context, stream, *pass.work, SavedOf(i, kept, segment));
-    AfterLayer(pass.context, i, stream, kept);
+    layers_[i].Forward(pass, stream, SavedOf(i, kept, segment));
+    AfterLayer(pass, i, stream, kept);
   }
   kept.pass = ++segment.passes;
   // A pass that is repeated does the same whatever ran before it.
@@ -327,46 +308,46 @@ void LayerStack::Forward(const StackPass& pass, const ResidualStream& stream, Ke
 }
 
 // Runs the segment's layers once more on the stream that entered it, in buffers of its own.
-void LayerStack::RecomputeSegment(const StackPass& pass, int index, Kept& kept,
+void LayerStack::RecomputeSegment(const PassContext& pass, int index, Kept& kept,
                                   SegmentWorkspace& segment) const {
-  const int64_t rows = pass.context.rows->count;
+  const int64_t rows = pass.rows->count;
   ops_.Copy(rows, kept.inputs_RD[index], segment.stream.value_RD);
   if (!SameTypes(ops_)) ops_.Copy(rows, kept.inputs_RD[index], segment.stream.operand_RD);
   const int end = std::min(size(), (index + 1) * segment_);
-  PassContext second = pass.context;
+  PassContext second = pass;
   second.second_RD = at::Tensor();  // it holds a gradient now
   for (int i = index * segment_; i < end; ++i) {
     if (history_) history_->Mix(second, i, segment.stream, kept.history);
-    layers_[i].Forward(second, segment.stream, *pass.work, SavedOf(i, kept, segment));
+    layers_[i].Forward(second, segment.stream, SavedOf(i, kept, segment));
   }
 }
 
 // The origin of the input of `layer`. The input of a segment's first layer was kept; products want
 // it in operand type.
-Upstream LayerStack::UpstreamOf(const StackPass& pass, int layer, Kept& kept,
+Upstream LayerStack::UpstreamOf(const PassContext& pass, int layer, Kept& kept,
                                 SegmentWorkspace& segment) const {
   if (layer % segment_ != 0) return layers_[layer - 1].Output(SavedOf(layer - 1, kept, segment));
   if (!by_segment()) return {.embedded_RD = kept.first_RD};
   const at::Tensor& input_RD = kept.inputs_RD[layer / segment_];
   if (SameTypes(ops_)) return {.embedded_RD = input_RD};
-  ops_.Copy(pass.context.rows->count, input_RD, segment.input_RD);
+  ops_.Copy(pass.rows->count, input_RD, segment.input_RD);
   return {.embedded_RD = segment.input_RD};
 }
 
-void LayerStack::Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
+void LayerStack::Backward(const PassContext& pass, const at::Tensor& dstream_RD, Kept& kept,
                           SegmentWorkspace& segment) const {
-  const MicrobatchPass& microbatch = *pass.context.microbatch;
+  const LayerDone* const done = pass.microbatch->layer_done;
   for (int index = NumSegments() - 1; index >= 0; --index) {
     const bool held = segment.held == index && segment.passes == kept.pass;
     if (by_segment() && !held) RecomputeSegment(pass, index, kept, segment);
     segment.held = -1;  // from now on its layers' states belong to this backward pass
     const int end = std::min(size(), (index + 1) * segment_);
     for (int i = end - 1; i >= index * segment_; --i) {
-      AfterLayerBackward(pass.context, i, dstream_RD, kept, segment);
-      layers_[i].Backward(pass.context, UpstreamOf(pass, i, kept, segment), dstream_RD, *pass.work,
+      AfterLayerBackward(pass, i, dstream_RD, kept, segment);
+      layers_[i].Backward(pass, UpstreamOf(pass, i, kept, segment), dstream_RD,
                           SavedOf(i, kept, segment));
-      BeforeLayerBackward(pass.context, i, dstream_RD, kept, segment);
-      if (microbatch.layer_done != nullptr) (*microbatch.layer_done)(pass.first_layer + i);
+      BeforeLayerBackward(pass, i, dstream_RD, kept, segment);
+      if (done != nullptr) (*done)(position_ + i);
     }
   }
 }

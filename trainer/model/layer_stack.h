@@ -34,6 +34,14 @@
 
 namespace deepnet {
 
+// The state that layers of a level do not keep is in buffers of `work`, which must have them; keys
+// and values of the encoder's output are in `source_work`.
+struct Recomputed {
+  Recompute level = NONE;
+  const Workspace* work = nullptr;
+  const Workspace* source_work = nullptr;
+};
+
 // A layer of either stack. The decoder of a model of two stacks (trainer/model/architecture.h) has
 // a cross-attention between self-attention and feed-forward block, which reads pass.encoder_output.
 class TransformerLayer {
@@ -43,22 +51,18 @@ class TransformerLayer {
     FeedForward::Saved feed_forward;
   };
 
-  TransformerLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters, int stack,
-                   int layer);
+  TransformerLayer(const BuildContext& build, int stack, int layer);
 
-  // At SELECTIVE_FFN and SELECTIVE_GEMM the state that is not kept is in buffers of `work`, which
-  // must have them; keys and values of the encoder's output are in `source_work`.
-  Saved MakeSaved(const Ops& ops, int64_t capacity, int64_t source_capacity, Recompute level = NONE,
-                  const Workspace* work = nullptr, const Workspace* source_work = nullptr) const;
-  void Forward(const PassContext& pass, const ResidualStream& stream, Workspace& work,
-               Saved& saved) const;
+  Saved MakeSaved(const Ops& ops, int64_t capacity, int64_t source_capacity,
+                  const Recomputed& recomputed = {}) const;
+  void Forward(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
-                Workspace& work, Saved& saved) const;
+                Saved& saved) const;
   // Decoding; with cross-attention only.
   void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const {
     cross_attention_->FillCache(pass, kv_R2D);
   }
-  void Step(const PassContext& pass, const ResidualStream& stream, Workspace& work, Saved& saved,
+  void Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
             const StepCache& self, const StepCache& cross) const;
   // The origin of the next layer's input.
   Upstream Output(const Saved& saved) const;
@@ -90,7 +94,7 @@ class LayerHistory {
   };
 
   // `stack`, as a whole: 0 encoder, 1 decoder.
-  LayerHistory(const ModelSpec& spec, const Parameters& parameters, int stack);
+  LayerHistory(const BuildContext& build, int stack);
 
   // `trains`: with states of norms.
   Saved MakeSaved(const Ops& ops, int64_t capacity, bool trains) const;
@@ -122,11 +126,12 @@ class LayerHistory {
   std::vector<NormLayer> norms_;                // of z_1 .. z_n
 };
 
-// The arguments of a pass that all layers of a stack share.
-struct StackPass {
-  PassContext context;        // rows: of this stack
-  Workspace* work = nullptr;  // of this stack's rows
-  int first_layer = 0;        // of the stack, in the chain
+// Consecutive layers of a stack.
+struct LayerRun {
+  int stack = 0;  // 0 encoder, 1 decoder
+  int first = 0;  // the first one's index in its stack
+  int count = 0;
+  int position = 0;  // the first one's in the chain
 };
 
 // FULL: the state of the layers of one segment while they are worked on. Other levels: empty.
@@ -166,10 +171,7 @@ class LayerStack {
     int64_t pass = 0;                   // SegmentWorkspace::passes of the forward pass
   };
 
-  // Layers [first, first + count) of `stack`: 0 encoder, 1 decoder. `options` as in
-  // RecomputeChoice.
-  LayerStack(const ModelSpec& spec, const MicrobatchSpec& capacity, const RecomputeChoice& options,
-             Ops& ops, const Parameters& parameters, int stack, int first, int count);
+  LayerStack(const BuildContext& build, const RecomputeChoice& options, const LayerRun& run);
 
   // `work` (of the stack's rows) and `source_work` (of the encoder output's rows, for
   // cross-attention) must have been made with this level or a higher one, and outlive the result.
@@ -185,11 +187,11 @@ class LayerStack {
   void Prepare(SegmentWorkspace& segment) const;
 
   // In training `kept` is filled. `segment` is used only at FULL.
-  void Forward(const StackPass& pass, const ResidualStream& stream, Kept& kept,
+  void Forward(const PassContext& pass, const ResidualStream& stream, Kept& kept,
                SegmentWorkspace& segment) const;
   // `dstream_RD` (residual), in place. Runs no collective and changes nothing but `kept`, the
   // workspaces, gradients, and the encoder output's gradient.
-  void Backward(const StackPass& pass, const at::Tensor& dstream_RD, Kept& kept,
+  void Backward(const PassContext& pass, const at::Tensor& dstream_RD, Kept& kept,
                 SegmentWorkspace& segment) const;
   void Refresh();
 
@@ -205,11 +207,13 @@ class LayerStack {
  private:
   bool by_segment() const { return options_.level == FULL; }
   int NumSegments() const { return (size() + segment_ - 1) / segment_; }
-  Saved MakeSaved(Recompute level, const Workspace* work, const Workspace* source_work) const;
+  Saved MakeSaved(const Recomputed& recomputed = {}) const {
+    return layers_[0].MakeSaved(ops_, capacity_, source_capacity_, recomputed);
+  }
   Saved& SavedOf(int layer, Kept& kept, SegmentWorkspace& segment) const;
-  void RecomputeSegment(const StackPass& pass, int index, Kept& kept,
+  void RecomputeSegment(const PassContext& pass, int index, Kept& kept,
                         SegmentWorkspace& segment) const;
-  Upstream UpstreamOf(const StackPass& pass, int layer, Kept& kept,
+  Upstream UpstreamOf(const PassContext& pass, int layer, Kept& kept,
                       SegmentWorkspace& segment) const;
   void AfterLayerBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
                           Kept& kept, const SegmentWorkspace& segment) const;
@@ -218,6 +222,7 @@ class LayerStack {
 
   RecomputeChoice options_;
   int segment_;                                 // layers between two kept inputs; without FULL: all
+  int position_;                                // of the first layer in the chain
   int64_t width_, source_capacity_, capacity_;  // rows of the source, and of this stack
   Ops& ops_;
   std::vector<TransformerLayer> layers_;

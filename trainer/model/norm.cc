@@ -6,16 +6,16 @@
 
 namespace deepnet {
 
-NormLayer::NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name,
+NormLayer::NormLayer(const BuildContext& build, const std::string& name,
                      std::optional<double> epsilon)
-    : centred_(spec.norm() != RMS_NORM),
-      over_rows_(spec.norm() == BATCH_NORM),
-      epsilon_(epsilon.value_or(spec.layer_norm_epsilon())),
-      gain_D_(parameters.Get(name + ".weight")),
-      dgain_D_(parameters.Gradient(name + ".weight")) {
-  if (!HasNormBiases(spec)) return;
-  bias_D_ = parameters.Get(name + ".bias");
-  dbias_D_ = parameters.Gradient(name + ".bias");
+    : centred_(build.spec.norm() != RMS_NORM),
+      over_rows_(build.spec.norm() == BATCH_NORM),
+      epsilon_(epsilon.value_or(build.spec.layer_norm_epsilon())),
+      gain_D_(build.parameters.Get(name + ".weight")),
+      dgain_D_(build.parameters.Gradient(name + ".weight")) {
+  if (!HasNormBiases(build.spec)) return;
+  bias_D_ = build.parameters.Get(name + ".bias");
+  dbias_D_ = build.parameters.Gradient(name + ".bias");
 }
 
 NormState NormLayer::MakeState(const Ops& ops, int64_t capacity) const {

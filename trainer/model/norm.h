@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/pass.h"
@@ -21,8 +20,7 @@ class NormLayer {
  public:
   // Parameters `name`.weight and, except for RMSNorm, `name`.bias. `epsilon`: the model's if not
   // given.
-  NormLayer(const ModelSpec& spec, const Parameters& parameters, const std::string& name,
-            std::optional<double> epsilon = {});
+  NormLayer(const BuildContext& build, const std::string& name, std::optional<double> epsilon = {});
 
   NormState MakeState(const Ops& ops, int64_t capacity) const;
 

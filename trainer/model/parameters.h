@@ -17,6 +17,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/plan/inventory.h"
+#include "proto/data.pb.h"
+#include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
@@ -103,6 +105,14 @@ class Parameters {
   int64_t moment_elements_ = 0;
   at::Tensor weights_, gradient_, average_;
   mutable at::Tensor moment1_, moment2_;  // undefined before the first call
+};
+
+// The arguments that all parts of a model are built with. `ops` and `parameters` outlive the parts.
+struct BuildContext {
+  const ModelSpec& spec;
+  const MicrobatchSpec& capacity;
+  Ops& ops;
+  const Parameters& parameters;
 };
 
 }  // namespace deepnet

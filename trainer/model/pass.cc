@@ -8,12 +8,38 @@
 
 namespace deepnet {
 
+at::Tensor MakeMask(const Ops& ops, int64_t rows, int64_t features) {
+  return at::zeros({rows, (features + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
+}
+
 ResidualStream MakeResidualStream(const Ops& ops, int64_t capacity, int64_t width) {
   ResidualStream stream;
   stream.value_RD = at::zeros({capacity, width}, ops.ResidualOptions());
   stream.operand_RD =
       SameTypes(ops) ? stream.value_RD : at::zeros({capacity, width}, ops.OperandOptions());
   return stream;
+}
+
+Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute) {
+  const int64_t d = spec.d_model(), f = spec.ffn_dim();
+  const auto operands = [&](int64_t columns) {
+    return at::zeros({capacity, columns}, ops.OperandOptions());
+  };
+  const auto residuals = [&] { return at::zeros({capacity, d}, ops.ResidualOptions()); };
+  input_RD = operands(d);
+  branch_RD = residuals();
+  dbranch_RD = operands(d);
+  dcontext_RD = operands(d);
+  dqkv_R3D = operands(3 * d);
+  dinput_RD = residuals();
+  dinner_RF = operands(f);
+  if (ReadsLayerInput(spec)) layer_input_RD = residuals();
+  if (HasSecondStream(spec)) second_RD = residuals();
+  if (recompute != SELECTIVE_FFN && recompute != SELECTIVE_GEMM) return;
+  inner_RF = operands(f);
+  if (spec.activation() == GELU) pre_RF = operands(f);
+  if (spec.activation_dropout() > 0) inner_mask_RF = MakeMask(ops, capacity, f);
+  if (recompute == SELECTIVE_GEMM) qkv_R3D = operands(3 * d);
 }
 
 void FillOperand(const PassContext& pass, const ResidualStream& stream) {

@@ -1,7 +1,7 @@
 // The values that a pass hands through a model: the residual stream, the microbatch's identity, the
 // activations at the boundaries of chunks, and the observers of layers and sub-layers.
 //
-// Letters: R rows, S source rows, T target rows, D width.
+// Letters: R rows, S source rows, T target rows, D width, F inner width.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,6 @@ namespace deepnet {
 
 class DeferredWeights;
 class SublayerProbe;
-struct Workspace;
 
 // The rows of one stack in residual type and, for products, in operand type. Both are one tensor
 // where the types are equal.
@@ -38,8 +37,36 @@ inline bool SameTypes(const Ops& ops) {
   return ops.OperandOptions().dtype() == ops.ResidualOptions().dtype();
 }
 
+// Returns room for the bits of dropout's decisions on [rows, features].
+at::Tensor MakeMask(const Ops& ops, int64_t rows, int64_t features);
+
 // The first `rows` rows of x.
 inline at::Tensor FirstRows(int64_t rows, const at::Tensor& x) { return x.narrow(0, 0, rows); }
+
+// Buffers that live only inside one sub-layer; one set for each stage and stack.
+struct Workspace {
+  // `recompute`: the highest level of the layers that use it.
+  Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
+
+  at::Tensor input_RD;     // operand: a branch's input
+  at::Tensor branch_RD;    // residual: a branch's output
+  at::Tensor dbranch_RD;   // operand
+  at::Tensor dcontext_RD;  // operand
+  at::Tensor dqkv_R3D;     // operand
+  at::Tensor dinput_RD;    // residual: gradient of a pre-norm branch's input
+  at::Tensor dinner_RF;    // operand
+  // B2T: what entered the layer, and in the backward pass the gradient that goes back there
+  // (residual). Undefined with other schemes.
+  at::Tensor layer_input_RD;
+  at::Tensor second_RD;  // residual; see PassContext; undefined without a second stream
+
+  // Outputs of products that no layer keeps, recomputed in the backward pass. Undefined where every
+  // layer keeps its own.
+  at::Tensor qkv_R3D;        // operand; at SELECTIVE_GEMM
+  at::Tensor inner_RF;       // operand; at SELECTIVE_FFN and SELECTIVE_GEMM
+  at::Tensor pre_RF;         // operand; likewise, with GELU
+  at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is any
+};
 
 // The encoder's output as a decoder layer sees it, and the sum of its gradients: a left fold over
 // decoder layers M..1.
@@ -76,9 +103,7 @@ struct PassContext {
   const PackedRows* rows = nullptr;               // of this stack
   const EncoderOutput* encoder_output = nullptr;  // read by cross-attention only
   const MicrobatchPass* microbatch = nullptr;
-  // B2T: what entered the layer, and in the backward pass the gradient that goes back there
-  // (residual). Undefined with other schemes.
-  at::Tensor layer_input_RD;
+  Workspace* work = nullptr;  // of this stack's rows
   // RESIDUAL_DUAL: the second stream, and in the backward pass its gradient, which every layer of
   // the stack reads and none changes (residual). Undefined with other schemes, and where layers are
   // recomputed.
@@ -120,9 +145,7 @@ BoundarySet BoundaryBefore(const Inventory& whole, int position);
 // One sub-layer while it runs. Tensors hold pass.rows->count real rows and are gone or overwritten
 // when the call returns.
 struct SublayerView {
-  int stack = 0;  // 0 encoder, 1 decoder
-  int layer = 0;  // within the stack
-  SublayerKind kind = SublayerKind::kSelfAttention;
+  SublayerPlace place;
   const SublayerScheme* scheme = nullptr;
   at::Tensor stream_RD;  // residual: as it entered; in AtLeave after omega, before alpha and e
   at::Tensor input_RD;   // operand: what the branch reads; undefined in AtLeave

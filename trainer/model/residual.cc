@@ -31,23 +31,24 @@ void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) 
 
 }  // namespace
 
-ResidualConnection::ResidualConnection(const ModelSpec& spec, const Parameters& parameters,
-                                       int stack, int layer, SublayerKind kind)
-    : scheme_(MakeSublayerScheme(spec, stack, layer, kind)),
-      kind_(kind),
-      dropout_{.stack = stack, .layer = layer, .site = SiteOf(kind), .rate = spec.dropout()},
-      width_(spec.d_model()) {
-  const std::string prefix = LayerPrefix(stack, layer);
-  if (scheme_.input_norm) input_norm_.emplace(spec, parameters, prefix + NormName(kind));
-  if (scheme_.output_norm) output_norm_.emplace(spec, parameters, prefix + OutputNormName(kind));
-  if (scheme_.end_norm) end_norm_.emplace(spec, parameters, prefix + EndNormName(kind, scheme_));
-  if (scheme_.stream_scale != 0) {
-    stream_scale_.emplace(parameters, prefix + StreamScaleName(kind), "");
-  }
+ResidualConnection::ResidualConnection(const BuildContext& build, const SublayerPlace& place)
+    : place_(place),
+      scheme_(MakeSublayerScheme(build.spec, place)),
+      dropout_{.stack = place.stack,
+               .layer = place.layer,
+               .site = SiteOf(place.kind),
+               .rate = build.spec.dropout()},
+      width_(build.spec.d_model()) {
+  const Parameters& parameters = build.parameters;
+  const std::string block = BlockName(place);
+  if (scheme_.input_norm) input_norm_.emplace(build, block + kNorm);
+  if (scheme_.output_norm) output_norm_.emplace(build, block + kOutputNorm);
+  if (scheme_.end_norm) end_norm_.emplace(build, EndNormName(place, scheme_));
+  if (scheme_.stream_scale != 0) stream_scale_.emplace(parameters, block + kStreamScale, "");
   if (scheme_.branch_scale != BranchScale::kNone) {
-    branch_scale_.emplace(parameters, prefix + BranchScaleName(kind, scheme_), "");
+    branch_scale_.emplace(parameters, BranchScaleName(place, scheme_), "");
   }
-  if (scheme_.shifts) shift_.emplace(parameters, "", prefix + InputShiftName(kind));
+  if (scheme_.shifts) shift_.emplace(parameters, "", block + kInputShift);
 }
 
 ResidualConnection::Saved ResidualConnection::MakeSaved(const Ops& ops, int64_t capacity) const {
@@ -58,9 +59,7 @@ ResidualConnection::Saved ResidualConnection::MakeSaved(const Ops& ops, int64_t 
   if (end_norm_) saved.norms[EndIndex()] = end_norm_->MakeState(ops, capacity);
   if (scheme_.KeepsStream()) saved.stream_RD = rows();
   if (scheme_.KeepsBranch()) saved.branch_RD = rows();
-  if (dropout_.rate > 0) {
-    saved.mask = at::zeros({capacity, (width_ + 7) / 8}, ops.ResidualOptions().dtype(at::kByte));
-  }
+  if (dropout_.rate > 0) saved.mask = MakeMask(ops, capacity, width_);
   return saved;
 }
 
@@ -76,11 +75,11 @@ at::Tensor ResidualConnection::SecondStream(const PassContext& pass) const {
 }
 
 at::Tensor ResidualConnection::Enter(const PassContext& pass, const ResidualStream& stream,
-                                     const at::Tensor& scratch_RD, Saved& saved) const {
+                                     Saved& saved) const {
   if (pass.keep() && scheme_.KeepsStream()) {
     pass.ops->Copy(pass.rows->count, stream.value_RD, saved.stream_RD);
   }
-  const at::Tensor input_RD = BranchInput(pass, stream, scratch_RD, saved);
+  const at::Tensor input_RD = BranchInput(pass, stream, saved);
   if (pass.microbatch->probe != nullptr) {
     SublayerView view = View(stream);
     view.input_RD = input_RD;
@@ -90,27 +89,25 @@ at::Tensor ResidualConnection::Enter(const PassContext& pass, const ResidualStre
 }
 
 SublayerView ResidualConnection::View(const ResidualStream& stream) const {
-  return {.stack = dropout_.stack,
-          .layer = dropout_.layer,
-          .kind = kind_,
-          .scheme = &scheme_,
-          .stream_RD = stream.value_RD};
+  return {.place = place_, .scheme = &scheme_, .stream_RD = stream.value_RD};
 }
 
 at::Tensor ResidualConnection::BranchInput(const PassContext& pass, const ResidualStream& stream,
-                                           const at::Tensor& scratch_RD, Saved& saved) const {
+                                           Saved& saved) const {
+  const at::Tensor& input_RD = pass.work->input_RD;
   if (input_norm_) {
-    input_norm_->Forward(pass, stream.value_RD, scratch_RD, saved.norms[0]);
-    ScaleRows(pass, scratch_RD, scheme_.input_scale);
-    return scratch_RD;
+    input_norm_->Forward(pass, stream.value_RD, input_RD, saved.norms[0]);
+    ScaleRows(pass, input_RD, scheme_.input_scale);
+    return input_RD;
   }
   if (!shift_) return stream.operand_RD;
-  shift_->Forward(pass, stream.value_RD, scratch_RD);
-  return scratch_RD;
+  shift_->Forward(pass, stream.value_RD, input_RD);
+  return input_RD;
 }
 
 void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& stream,
-                               const at::Tensor& branch_RD, Saved& saved) const {
+                               Saved& saved) const {
+  const at::Tensor& branch_RD = pass.work->branch_RD;
   if (output_norm_) output_norm_->Forward(pass, branch_RD, branch_RD, saved.norms[OutputIndex()]);
   if (branch_scale_) {
     if (pass.keep()) pass.ops->Copy(pass.rows->count, branch_RD, saved.branch_RD);
@@ -118,30 +115,42 @@ void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& st
   }
   ScaleRows(pass, branch_RD, scheme_.RampAt(pass.microbatch->step));
   if (stream_scale_) stream_scale_->Forward(pass, stream.value_RD, stream.value_RD);
-  if (pass.microbatch->probe != nullptr) ShowLeave(pass, stream, branch_RD, saved);
-  if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.layer_input_RD);
+  if (pass.microbatch->probe != nullptr) ShowLeave(pass, stream, saved);
+  if (scheme_.layer_input) AddRows(pass, stream.value_RD, pass.work->layer_input_RD);
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
-    AddBranch(pass, second_RD, branch_RD, saved);
+    AddDropped(pass, second_RD, saved);
   }
-  if (end_norm_) return AddBranchAndNorm(pass, stream, branch_RD, saved);
+  if (end_norm_) return AddBranchAndNorm(pass, stream, saved);
   if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
-  AddBranch(pass, stream.value_RD, branch_RD, saved);
+  AddDropped(pass, stream.value_RD, saved);
   if (!scheme_.input_norm) FillOperand(pass, stream);
+}
+
+// stream += dropout(branch).
+void ResidualConnection::AddDropped(const PassContext& pass, const at::Tensor& stream_RD,
+                                    const Saved& saved) const {
+  pass.ops->ResidualNorm({.rows = pass.rows->count,
+                          .x_RD = stream_RD,
+                          .branch_RD = pass.work->branch_RD,
+                          .dropout = At(dropout_, pass),
+                          .ids = pass.rows,
+                          .sum_RD = stream_RD,
+                          .mask = pass.keep() ? saved.mask : at::Tensor()});
 }
 
 // The fused steps below leave neither dropout(branch) nor the sum, so both are computed here for
 // the probe, in tensors of their own. The mask is drawn again with the same bits.
 void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream& stream,
-                                   const at::Tensor& branch_RD, const Saved& saved) const {
+                                   const Saved& saved) const {
   const double started = SecondsNow();
   SublayerView view = View(stream);
   const at::Tensor x_RD = FirstRows(pass.rows->count, stream.value_RD);
   view.branch_RD = at::zeros_like(x_RD);
-  AddBranch(pass, view.branch_RD, branch_RD, saved);
+  AddDropped(pass, view.branch_RD, saved);
   if (scheme_.end_norm) {
     view.sum_RD = at::empty_like(x_RD);
     view.sum_RD.copy_(x_RD);
-    if (scheme_.layer_input) AddRows(pass, view.sum_RD, pass.layer_input_RD);
+    if (scheme_.layer_input) AddRows(pass, view.sum_RD, pass.work->layer_input_RD);
     ScaleRows(pass, view.sum_RD, scheme_.alpha);
     AddRows(pass, view.sum_RD, view.branch_RD);
   }
@@ -151,10 +160,10 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
 
 // stream <- N(alpha stream + dropout(branch)), in one sweep.
 void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
-                                          const at::Tensor& branch_RD, Saved& saved) const {
+                                          Saved& saved) const {
   ResidualNormArgs args{.rows = pass.rows->count,
                         .x_RD = stream.value_RD,
-                        .branch_RD = branch_RD,
+                        .branch_RD = pass.work->branch_RD,
                         .alpha = scheme_.alpha,
                         .dropout = At(dropout_, pass),
                         .ids = pass.rows,
@@ -166,42 +175,29 @@ void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const Residua
   pass.ops->ResidualNorm(args);
 }
 
-void ResidualConnection::AddBranch(const PassContext& pass, const at::Tensor& x_RD,
-                                   const at::Tensor& branch_RD, const Saved& saved) const {
-  pass.ops->ResidualNorm({.rows = pass.rows->count,
-                          .x_RD = x_RD,
-                          .branch_RD = branch_RD,
-                          .dropout = At(dropout_, pass),
-                          .ids = pass.rows,
-                          .sum_RD = x_RD,
-                          .mask = pass.keep() ? saved.mask : at::Tensor()});
-}
-
 at::Tensor ResidualConnection::Input(const PassContext& pass, const Saved& saved,
-                                     const Upstream& upstream, const at::Tensor& scratch_RD) const {
+                                     const Upstream& upstream) const {
+  const at::Tensor& input_RD = pass.work->input_RD;
   if (input_norm_) {
-    input_norm_->Output(pass, saved.norms[0], scratch_RD);
-    ScaleRows(pass, scratch_RD, scheme_.input_scale);
-    return scratch_RD;
+    input_norm_->Output(pass, saved.norms[0], input_RD);
+    ScaleRows(pass, input_RD, scheme_.input_scale);
+  } else if (shift_) {
+    shift_->Forward(pass, saved.stream_RD, input_RD);
+  } else if (scheme_.KeepsStream()) {
+    if (saved.stream_RD.dtype() == input_RD.dtype()) return saved.stream_RD;
+    pass.ops->Copy(pass.rows->count, saved.stream_RD, input_RD);
+  } else if (upstream.residual == nullptr) {
+    return upstream.embedded_RD;
+  } else {
+    const ResidualConnection& before = *upstream.residual;
+    before.end_norm_->Output(pass, upstream.saved->norms[before.EndIndex()], input_RD);
   }
-  if (shift_) {
-    shift_->Forward(pass, saved.stream_RD, scratch_RD);
-    return scratch_RD;
-  }
-  if (scheme_.KeepsStream()) {
-    if (saved.stream_RD.dtype() == scratch_RD.dtype()) return saved.stream_RD;
-    pass.ops->Copy(pass.rows->count, saved.stream_RD, scratch_RD);
-    return scratch_RD;
-  }
-  if (upstream.residual == nullptr) return upstream.embedded_RD;
-  const ResidualConnection& before = *upstream.residual;
-  before.end_norm_->Output(pass, upstream.saved->norms[before.EndIndex()], scratch_RD);
-  return scratch_RD;
+  return input_RD;
 }
 
 void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
-                                       const at::Tensor& dstream_RD,
-                                       const at::Tensor& dbranch_RD) const {
+                                       const at::Tensor& dstream_RD) const {
+  const at::Tensor& dbranch_RD = pass.work->dbranch_RD;
   if (end_norm_) {
     ResidualNormGradArgs args{.rows = pass.rows->count,
                               .dy_RD = dstream_RD,
@@ -220,7 +216,7 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
     if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, dstream_RD));
   }
   if (scheme_.layer_input) {
-    pass.ops->Copy(pass.rows->count, dstream_RD, pass.layer_input_RD);
+    pass.ops->Copy(pass.rows->count, dstream_RD, pass.work->layer_input_RD);
   }
   if (stream_scale_) stream_scale_->BackwardInPlace(pass, dstream_RD, saved.stream_RD);
   ScaleRows(pass, dbranch_RD, scheme_.RampAt(pass.microbatch->step));
@@ -229,8 +225,8 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
 }
 
 void ResidualConnection::EnterBackward(const PassContext& pass, Saved& saved,
-                                       const at::Tensor& dinput_RD,
                                        const at::Tensor& dstream_RD) const {
+  const at::Tensor& dinput_RD = pass.work->dinput_RD;
   if (input_norm_) {
     ScaleRows(pass, dinput_RD, scheme_.input_scale);
     input_norm_->BackwardInto(pass, dinput_RD, saved.norms[0], dstream_RD);
@@ -240,12 +236,14 @@ void ResidualConnection::EnterBackward(const PassContext& pass, Saved& saved,
   }
 }
 
-InnerNorm::InnerNorm(const ModelSpec& spec, const Parameters& parameters, const std::string& prefix,
-                     const SublayerScheme& scheme, SublayerKind kind) {
-  const bool block = kind == SublayerKind::kFeedForward;
-  if (scheme.inner_norm) norm_.emplace(spec, parameters, prefix + InnerNormName(kind));
-  if (scheme.head_scale) scale_shift_.emplace(parameters, prefix + HeadScaleName(kind), "");
-  if (scheme.shifts && block) scale_shift_.emplace(parameters, "", prefix + kInnerShift);
+InnerNorm::InnerNorm(const BuildContext& build, const SublayerPlace& place) {
+  const SublayerScheme scheme = MakeSublayerScheme(build.spec, place);
+  const std::string block = BlockName(place);
+  if (scheme.inner_norm) norm_.emplace(build, block + kInnerNorm);
+  if (scheme.head_scale) scale_shift_.emplace(build.parameters, block + kHeadScale, "");
+  if (scheme.shifts && place.kind == SublayerKind::kFeedForward) {
+    scale_shift_.emplace(build.parameters, "", block + kInnerShift);
+  }
 }
 
 NormState InnerNorm::MakeState(const Ops& ops, int64_t capacity) const {
@@ -274,18 +272,19 @@ void InnerNorm::Backward(const PassContext& pass, const at::Tensor& dy_RI,
   if (norm_) norm_->BackwardInPlace(pass, dy_RI, state);
 }
 
-StackEndStep::StackEndStep(const ModelSpec& spec, const Parameters& parameters, int stack)
-    : width_(spec.d_model()), second_(EndOf(spec) == StackEnd::kSecondNorm) {
+StackEndStep::StackEndStep(const BuildContext& build, int stack)
+    : width_(build.spec.d_model()), second_(EndOf(build.spec) == StackEnd::kSecondNorm) {
   const std::string name = StackName(stack);
-  switch (EndOf(spec)) {
+  switch (EndOf(build.spec)) {
     case StackEnd::kNorm:
-      norm_.emplace(spec, parameters, name + kFinalNorm);
+      norm_.emplace(build, name + kFinalNorm);
       return;
     case StackEnd::kSecondNorm:
-      norm_.emplace(spec, parameters, name + kFinalNorm, SecondNormEpsilon(spec));
+      norm_.emplace(build, name + kFinalNorm, SecondNormEpsilon(build.spec));
       return;
     case StackEnd::kScaledShift:
-      scale_shift_.emplace(parameters, stack == 0 ? name + kFinalScale : "", name + kFinalShift);
+      scale_shift_.emplace(build.parameters, stack == 0 ? name + kFinalScale : "",
+                           name + kFinalShift);
       return;
     case StackEnd::kNothing:
       DEEPNET_CHECK(false) << "nothing stands there";
@@ -299,18 +298,15 @@ NormState StackEndStep::MakeState(const Ops& ops, int64_t capacity) const {
 
 void StackEndStep::Forward(const PassContext& pass, const ResidualStream& stream,
                            NormState& state) const {
-  if (second_) return AddSecond(pass, stream, state);
-  if (norm_) return norm_->ForwardStream(pass, stream, state);
-  if (pass.keep()) pass.ops->Copy(pass.rows->count, stream.value_RD, state.xhat_RD);
-  scale_shift_->Forward(pass, stream.value_RD, stream.value_RD);
-  FillOperand(pass, stream);
-}
-
-// Replaces the second stream by its norm: nothing reads it after this.
-void StackEndStep::AddSecond(const PassContext& pass, const ResidualStream& stream,
-                             NormState& state) const {
-  norm_->Forward(pass, pass.second_RD, pass.second_RD, state);
-  AddRows(pass, stream.value_RD, pass.second_RD);
+  if (second_) {  // its norm takes its place: nothing reads it after this
+    norm_->Forward(pass, pass.second_RD, pass.second_RD, state);
+    AddRows(pass, stream.value_RD, pass.second_RD);
+  } else if (norm_) {
+    return norm_->ForwardStream(pass, stream, state);
+  } else {
+    if (pass.keep()) pass.ops->Copy(pass.rows->count, stream.value_RD, state.xhat_RD);
+    scale_shift_->Forward(pass, stream.value_RD, stream.value_RD);
+  }
   FillOperand(pass, stream);
 }
 

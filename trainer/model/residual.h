@@ -14,6 +14,8 @@
 // branch writes the gradient of its input where InputGradientAddsToStream says, and EnterBackward
 // finishes.
 //
+// Buffers that no two sub-layers need at once are those of pass.work.
+//
 // Nothing is kept twice: the branch's input is computed again from the norm that made it, which is
 // the branch's own or the one that ended the sub-layer before; only where there is no norm the
 // stream itself is kept.
@@ -24,11 +26,9 @@
 
 #include <array>
 #include <optional>
-#include <string>
 
 #include <ATen/core/Tensor.h>
 
-#include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/norm.h"
 #include "trainer/model/parameters.h"
@@ -49,54 +49,44 @@ class ResidualConnection {
     at::Tensor mask;                 // of dropout
   };
 
-  ResidualConnection(const ModelSpec& spec, const Parameters& parameters, int stack, int layer,
-                     SublayerKind kind);
-
-  const SublayerScheme& scheme() const { return scheme_; }
+  ResidualConnection(const BuildContext& build, const SublayerPlace& place);
 
   // Buffers of one microbatch of at most `capacity` rows.
   Saved MakeSaved(const Ops& ops, int64_t capacity) const;
 
-  // Returns the branch's input (operand), valid until the stream changes; may use `scratch_RD`
-  // (operand).
-  at::Tensor Enter(const PassContext& pass, const ResidualStream& stream,
-                   const at::Tensor& scratch_RD, Saved& saved) const;
-  // Makes the stream after the sub-layer, in place. `branch_RD` (residual) is overwritten by some
-  // schemes.
-  void Leave(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
-             Saved& saved) const;
+  // Returns the branch's input (operand), valid until the stream or work->input_RD changes.
+  at::Tensor Enter(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
+  // Makes the stream after the sub-layer, in place, from the branch's output in work->branch_RD,
+  // which some schemes overwrite.
+  void Leave(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
 
-  // Returns the branch's input once more, with the same bits; may use `scratch_RD` (operand).
-  at::Tensor Input(const PassContext& pass, const Saved& saved, const Upstream& upstream,
-                   const at::Tensor& scratch_RD) const;
+  // Returns the branch's input once more, with the same bits; valid like that of Enter.
+  at::Tensor Input(const PassContext& pass, const Saved& saved, const Upstream& upstream) const;
   // `dstream_RD` (residual): gradient after the sub-layer on entry, of the residual path on return.
-  // Writes the branch's gradient to `dbranch_RD` (operand).
-  void LeaveBackward(const PassContext& pass, Saved& saved, const at::Tensor& dstream_RD,
-                     const at::Tensor& dbranch_RD) const;
-  // True: the branch adds the gradient of its input to the stream's; false: it writes it to a
-  // buffer that EnterBackward then reads and overwrites.
+  // Writes the branch's gradient to work->dbranch_RD.
+  void LeaveBackward(const PassContext& pass, Saved& saved, const at::Tensor& dstream_RD) const;
+  // True: the branch adds the gradient of its input to the stream's; false: it writes it to
+  // work->dinput_RD, which EnterBackward then reads and overwrites.
   bool InputGradientAddsToStream() const { return !scheme_.input_norm && !scheme_.shifts; }
-  void EnterBackward(const PassContext& pass, Saved& saved, const at::Tensor& dinput_RD,
-                     const at::Tensor& dstream_RD) const;
+  // Returns the one of the two.
+  const at::Tensor& InputGradient(const PassContext& pass, const at::Tensor& dstream_RD) const {
+    return InputGradientAddsToStream() ? dstream_RD : pass.work->dinput_RD;
+  }
+  void EnterBackward(const PassContext& pass, Saved& saved, const at::Tensor& dstream_RD) const;
 
  private:
   // Index into Saved::norms.
   int OutputIndex() const { return scheme_.input_norm ? 1 : 0; }
   int EndIndex() const { return scheme_.NumNorms() - 1; }
   at::Tensor SecondStream(const PassContext& pass) const;
-  at::Tensor BranchInput(const PassContext& pass, const ResidualStream& stream,
-                         const at::Tensor& scratch_RD, Saved& saved) const;
+  at::Tensor BranchInput(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   SublayerView View(const ResidualStream& stream) const;
-  void ShowLeave(const PassContext& pass, const ResidualStream& stream, const at::Tensor& branch_RD,
-                 const Saved& saved) const;
-  // x += dropout(branch).
-  void AddBranch(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& branch_RD,
-                 const Saved& saved) const;
-  void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
-                        const at::Tensor& branch_RD, Saved& saved) const;
+  void ShowLeave(const PassContext& pass, const ResidualStream& stream, const Saved& saved) const;
+  void AddDropped(const PassContext& pass, const at::Tensor& stream_RD, const Saved& saved) const;
+  void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
 
+  SublayerPlace place_;
   SublayerScheme scheme_;
-  SublayerKind kind_;
   DropoutSite dropout_;
   int64_t width_;
   std::optional<NormLayer> input_norm_, output_norm_, end_norm_;
@@ -118,9 +108,7 @@ DropoutSite At(DropoutSite site, const PassContext& pass);
 // normalisation (SUB_LN, NORMFORMER), a factor for each head (NORMFORMER), a shift (R_FIXUP).
 class InnerNorm {
  public:
-  // `prefix`: of the layer.
-  InnerNorm(const ModelSpec& spec, const Parameters& parameters, const std::string& prefix,
-            const SublayerScheme& scheme, SublayerKind kind);
+  InnerNorm(const BuildContext& build, const SublayerPlace& place);
 
   // False: the last matrix reads the inside itself.
   bool any() const { return norm_.has_value() || scale_shift_.has_value(); }
@@ -148,7 +136,7 @@ class InnerNorm {
 class StackEndStep {
  public:
   // `stack`: 0 encoder, 1 decoder. EndOf(spec) is not kNothing.
-  StackEndStep(const ModelSpec& spec, const Parameters& parameters, int stack);
+  StackEndStep(const BuildContext& build, int stack);
 
   NormState MakeState(const Ops& ops, int64_t capacity) const;
   // Changes the stream in place, in both types.
@@ -158,8 +146,6 @@ class StackEndStep {
   void Backward(const PassContext& pass, const at::Tensor& dstream_RD, NormState& state) const;
 
  private:
-  void AddSecond(const PassContext& pass, const ResidualStream& stream, NormState& state) const;
-
   int64_t width_;
   bool second_;  // the norm is that of the second stream
   std::optional<NormLayer> norm_;

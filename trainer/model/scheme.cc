@@ -4,19 +4,34 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/depth_scaling.h"
 
 namespace deepnet {
 namespace {
 
 double OrDefault(double chosen, double otherwise) { return chosen != 0.0 ? chosen : otherwise; }
+
+// DeepNet, section 4.3: one stack alone. The constants of the missing stack are 1.
+DepthScaling OfOneStack(const ModelSpec& model) {
+  const int stack = LabelledStack(model);
+  const double layers = LayersOf(model, stack);
+  DEEPNET_CHECK(layers >= 1) << layers << " layers";
+  const DeepNormSpec& chosen = model.deepnorm();
+  const double alpha = chosen.adam() ? std::sqrt(2.0 * layers) : std::pow(2.0 * layers, 0.25);
+  const double beta = chosen.adam() ? 1.0 / std::sqrt(2.0 * layers) : std::pow(8.0 * layers, -0.25);
+  if (stack == 0) {
+    return {.encoder_alpha = OrDefault(chosen.encoder_alpha(), alpha),
+            .encoder_beta = OrDefault(chosen.encoder_beta(), beta)};
+  }
+  return {.decoder_alpha = OrDefault(chosen.decoder_alpha(), alpha),
+          .decoder_beta = OrDefault(chosen.decoder_beta(), beta)};
+}
 
 SublayerScheme PreNorm() { return {.input_norm = true}; }
 
@@ -67,19 +82,11 @@ double RFixupGain(const ModelSpec& model, Role role, bool last) {
   return IsInputProjection(role) ? FairseqGain(role) * std::pow(l, -1.0 / 6.0) : std::pow(l, -0.5);
 }
 
-// Collects values of a range.
-class Collector {
- public:
-  void Add(double value) {
-    if (!range_.has_value()) range_ = ValueRange{value, value};
-    range_->least = std::min(range_->least, value);
-    range_->greatest = std::max(range_->greatest, value);
-  }
-  ValueRange range() const { return range_.value_or(ValueRange()); }
-
- private:
-  std::optional<ValueRange> range_;
-};
+ValueRange RangeOf(const std::vector<double>& values) {
+  if (values.empty()) return {};
+  const auto [least, greatest] = std::ranges::minmax(values);
+  return {least, greatest};
+}
 
 }  // namespace
 
@@ -97,7 +104,31 @@ int64_t SublayerScheme::KeptFloats(const ModelSpec& model, int64_t rows, int64_t
          streams * rows * model.d_model();
 }
 
-SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind) {
+DepthScaling MakeDepthScaling(const ModelSpec& model) {
+  if (model.residual() != DEEPNORM) return {};
+  if (!IsEncoderDecoder(model)) return OfOneStack(model);
+  const double n = model.encoder_layers();
+  const double m = model.decoder_layers();
+  DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";
+  const double depth = std::pow(n * n * n * n * m, 1.0 / 16.0);
+  const DeepNormSpec& chosen = model.deepnorm();
+  if (chosen.adam()) {
+    return {.encoder_alpha = OrDefault(chosen.encoder_alpha(), std::sqrt(2.0 * n)),
+            .encoder_beta = OrDefault(chosen.encoder_beta(), 1.0 / std::sqrt(2.0 * n)),
+            .decoder_alpha = OrDefault(chosen.decoder_alpha(), std::sqrt(3.0 * m)),
+            .decoder_beta = OrDefault(chosen.decoder_beta(), 1.0 / std::sqrt(3.0 * m))};
+  }
+  const double beta_constant = chosen.beta_rule() == TORCHSCALE ? 1.15 : 0.87;
+  return {
+      .encoder_alpha = OrDefault(chosen.encoder_alpha(), 0.81 * depth),
+      .encoder_beta = OrDefault(chosen.encoder_beta(), beta_constant / depth),
+      .decoder_alpha = OrDefault(chosen.decoder_alpha(), std::pow(3.0 * m, 0.25)),
+      .decoder_beta = OrDefault(chosen.decoder_beta(), std::pow(12.0 * m, -0.25)),
+  };
+}
+
+SublayerScheme MakeSublayerScheme(const ModelSpec& model, const SublayerPlace& place) {
+  const auto [stack, layer, kind] = place;
   constexpr int64_t kBranchNormSteps = 4000;  // T of the paper's runs
   const DepthScaling scaling = MakeDepthScaling(model);
   const bool block = kind == SublayerKind::kFeedForward;
@@ -112,7 +143,7 @@ SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, 
     case DLCL:
       return PreNorm();
     case ADMIN:
-      return {.end_norm = true, .stream_scale = AdminOmega(model, {stack, layer, kind})};
+      return {.end_norm = true, .stream_scale = AdminOmega(model, place)};
     case REZERO:
       return {.branch_scale = BranchScale::kOfLayer, .initial_branch_scale = 0.0};
     case R_FIXUP:
@@ -221,8 +252,8 @@ absl::Status CheckRowsAreIndependent(const ModelSpec& model) {
       ExitCode::kCheckpoint);
 }
 
-double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
-                   bool last) {
+double InitialGain(const ModelSpec& model, const SublayerPlace& place, Role role, bool last) {
+  const auto [stack, layer, kind] = place;
   const bool scaled = role != Role::kQuery && role != Role::kKey;
   switch (model.residual()) {
     case DEEPNORM: {
@@ -268,67 +299,46 @@ std::string EmbeddingName(const ModelSpec& model, LayerKind use) {
   return StackName(StackOfKind(model, use)) + "embed_tokens.weight";
 }
 
-std::string BaseName(SublayerKind kind) {
-  switch (kind) {
+std::string BlockName(const SublayerPlace& place) {
+  const std::string layer = LayerPrefix(place.stack, place.layer);
+  switch (place.kind) {
     case SublayerKind::kSelfAttention:
-      return "self_attn";
+      return layer + "self_attn";
     case SublayerKind::kCrossAttention:
-      return "encoder_attn";
+      return layer + "encoder_attn";
     case SublayerKind::kFeedForward:
-      return "final";
+      return layer + "final";
   }
-  return "";
+  return layer;
 }
 
-std::string NormName(SublayerKind kind) { return absl::StrCat(BaseName(kind), "_layer_norm"); }
-
-std::string EndNormName(SublayerKind kind, const SublayerScheme& scheme) {
-  return scheme.input_norm ? absl::StrCat(BaseName(kind), "_end_layer_norm") : NormName(kind);
+std::string EndNormName(const SublayerPlace& place, const SublayerScheme& scheme) {
+  return BlockName(place) + (scheme.input_norm ? "_end_layer_norm" : kNorm);
 }
 
-std::string OutputNormName(SublayerKind kind) {
-  return absl::StrCat(BaseName(kind), "_output_layer_norm");
-}
-
-std::string InnerNormName(SublayerKind kind) {
-  return absl::StrCat(BaseName(kind), "_inner_layer_norm");
-}
-
-std::string StreamScaleName(SublayerKind kind) {
-  return absl::StrCat(BaseName(kind), "_stream_scale");
-}
-
-std::string BranchScaleName(SublayerKind kind, const SublayerScheme& scheme) {
+std::string BranchScaleName(const SublayerPlace& place, const SublayerScheme& scheme) {
   return scheme.branch_scale == BranchScale::kOfLayer
-             ? "branch_scale"
-             : absl::StrCat(BaseName(kind), "_branch_scale");
-}
-
-std::string HeadScaleName(SublayerKind kind) { return absl::StrCat(BaseName(kind), "_head_scale"); }
-
-std::string InputShiftName(SublayerKind kind) {
-  return absl::StrCat(BaseName(kind), "_input_shift");
+             ? LayerPrefix(place.stack, place.layer) + "branch_scale"
+             : BlockName(place) + "_branch_scale";
 }
 
 StackScaling MakeStackScaling(const ModelSpec& model, int stack) {
-  Collector alpha, beta, query_key;
+  std::vector<double> alpha, beta, query_key;
   const int before = stack == 0 ? 0 : NumSublayers(model, 0);
   for (int i = before; i < before + NumSublayers(model, stack); ++i) {
     const SublayerPlace at = SublayerAt(model, i);
-    const SublayerScheme scheme = MakeSublayerScheme(model, stack, at.layer, at.kind);
-    alpha.Add(scheme.alpha * (scheme.stream_scale != 0 ? scheme.stream_scale : 1.0));
-    const auto gain = [&](Role role, bool last) {
-      return InitialGain(model, stack, at.layer, at.kind, role, last);
-    };
+    const SublayerScheme scheme = MakeSublayerScheme(model, at);
+    alpha.push_back(scheme.alpha * (scheme.stream_scale != 0 ? scheme.stream_scale : 1.0));
+    const auto gain = [&](Role role, bool last) { return InitialGain(model, at, role, last); };
     if (at.kind == SublayerKind::kFeedForward) {
-      for (const bool last : {false, true}) beta.Add(gain(Role::kFeedForward, last));
+      for (const bool last : {false, true}) beta.push_back(gain(Role::kFeedForward, last));
       continue;
     }
-    for (const Role role : {Role::kQuery, Role::kKey}) query_key.Add(gain(role, false));
-    beta.Add(gain(Role::kValue, false));
-    beta.Add(gain(Role::kAttentionOutput, true));
+    for (const Role role : {Role::kQuery, Role::kKey}) query_key.push_back(gain(role, false));
+    beta.push_back(gain(Role::kValue, false));
+    beta.push_back(gain(Role::kAttentionOutput, true));
   }
-  return {alpha.range(), beta.range(), query_key.range()};
+  return {RangeOf(alpha), RangeOf(beta), RangeOf(query_key)};
 }
 
 }  // namespace deepnet

@@ -65,6 +65,34 @@ struct SublayerScheme {
   friend bool operator==(const SublayerScheme&, const SublayerScheme&) = default;
 };
 
+// DEEPNORM (DeepNet, section 2): x <- LN(alpha * x + f(x)), with the matrices of f that are linear
+// in the output started beta times smaller. N encoder and M decoder layers:
+//
+//              alpha                   beta
+//   encoder    0.81 (N^4 M)^(1/16)     0.87 (N^4 M)^(-1/16)
+//   decoder    (3 M)^(1/4)             (12 M)^(-1/4)
+//   alone      (2 L)^(1/4)             (8 L)^(-1/4)       one stack of L layers, either of them
+//
+// 0.81 and 0.87 are used as the paper prints them (exactly 27^(-1/16) and 27^(1/16) / sqrt 2). With
+// `adam` the constants balance updates whose size does not depend on the gradient's: alpha =
+// k^(1/2) and beta = k^(-1/2) in a stack of k sub-layers (2N, 3M; alone 2L).
+struct DepthScaling {
+  double encoder_alpha = 1.0;  // on the residual stream of every encoder sub-layer
+  double encoder_beta = 1.0;   // gain of Xavier's deviation, encoder
+  double decoder_alpha = 1.0;  // as above, decoder (both attentions and the feed-forward block)
+  double decoder_beta = 1.0;
+
+  friend bool operator==(const DepthScaling&, const DepthScaling&) = default;
+};
+
+// Returns the constants by these formulas, except those that `model.deepnorm()` sets; 1 for a stack
+// that the model does not have, and with other schemes. The layer counts of the other stacks must
+// be at least 1 (launch/validate refuses less).
+//
+// Example, 100 encoder and 100 decoder layers:
+//   MakeDepthScaling(model);  // {3.4157, 0.2063, 4.1618, 0.1699}
+DepthScaling MakeDepthScaling(const ModelSpec& model);
+
 // The step after a stack's last layer.
 enum class StackEnd {
   kNothing,
@@ -73,8 +101,7 @@ enum class StackEnd {
   kSecondNorm,   // x <- x + N(second stream)
 };
 
-// `stack`: 0 encoder, 1 decoder; `layer` from 0, within the stack.
-SublayerScheme MakeSublayerScheme(const ModelSpec& model, int stack, int layer, SublayerKind kind);
+SublayerScheme MakeSublayerScheme(const ModelSpec& model, const SublayerPlace& place);
 StackEnd EndOf(const ModelSpec& model);
 bool ReadsLayerInput(const ModelSpec& model);  // some sub-layer has layer_input
 bool KeepsHistory(const ModelSpec& model);     // DLCL: trainer/model/layer_stack.h
@@ -101,8 +128,7 @@ absl::Status CheckRowsAreIndependent(const ModelSpec& model);
 // Returns the factor on Xavier's normal deviation sqrt(2 / (in + out)) for a matrix of `role`
 // (query, key, value, attention output, feed-forward) in that sub-layer; `last`: it is W. 0: the
 // matrix starts at 0.
-double InitialGain(const ModelSpec& model, int stack, int layer, SublayerKind kind, Role role,
-                   bool last);
+double InitialGain(const ModelSpec& model, const SublayerPlace& place, Role role, bool last);
 // Returns the factor on the deviation width^(-1/2) of an embedding matrix; `stack`: of its first
 // use.
 double EmbeddingGain(const ModelSpec& model, int stack);
@@ -145,18 +171,18 @@ inline constexpr char kEmbeddingNorm[] = "layernorm_embedding";
 inline constexpr char kHistoryWeight[] = "history_weight";  // of a layer, and of a stack's output
 inline constexpr char kHistoryNorm[] = "history_layer_norm";
 
-// Names of what a scheme adds, within a layer ("encoder.layers.3."). "final" is the base of the
-// feed-forward block, as in the names of fairseq: "final_layer_norm".
-std::string BaseName(SublayerKind kind);  // "self_attn", "encoder_attn", "final"
-std::string NormName(SublayerKind kind);  // the norm before the branch, or else after the sum
-std::string EndNormName(SublayerKind kind, const SublayerScheme& scheme);
-std::string OutputNormName(SublayerKind kind);
-std::string InnerNormName(SublayerKind kind);
-std::string StreamScaleName(SublayerKind kind);
-std::string BranchScaleName(SublayerKind kind, const SublayerScheme& scheme);
-std::string HeadScaleName(SublayerKind kind);
-std::string InputShiftName(SublayerKind kind);
-inline constexpr char kMiddleShift[] = "final_middle_shift";  // after the first matrix
-inline constexpr char kInnerShift[] = "final_inner_shift";    // before the last
+// The names of a sub-layer's parts begin with its block: "encoder.layers.3.self_attn",
+// "...encoder_attn" or, for the feed-forward block as in the names of fairseq, "...final".
+std::string BlockName(const SublayerPlace& place);
+inline constexpr char kNorm[] = "_layer_norm";  // before the branch, or else after the sum
+inline constexpr char kOutputNorm[] = "_output_layer_norm";
+inline constexpr char kInnerNorm[] = "_inner_layer_norm";
+inline constexpr char kStreamScale[] = "_stream_scale";
+inline constexpr char kHeadScale[] = "_head_scale";
+inline constexpr char kInputShift[] = "_input_shift";
+inline constexpr char kMiddleShift[] = "_middle_shift";  // after the first matrix
+inline constexpr char kInnerShift[] = "_inner_shift";    // before the last
+std::string EndNormName(const SublayerPlace& place, const SublayerScheme& scheme);
+std::string BranchScaleName(const SublayerPlace& place, const SublayerScheme& scheme);
 
 }  // namespace deepnet

@@ -1,4 +1,4 @@
-// Parts that all sub-layers use: linear layers, buffers and caches.
+// Parts that all sub-layers use: linear layers and caches.
 //
 // A sub-layer owns no tensors of a microbatch. Its Saved holds the state that forward keeps for
 // backward; a Workspace, which all layers of a stage share, holds everything else. The input of a
@@ -9,7 +9,7 @@
 // Every Backward is its Forward read upwards: gradient of the branch from the residual connection,
 // through the last product to the first, the weight gradients on the way, and on to the stream.
 //
-// Letters: R rows, D width, F inner width.
+// Letters: R rows, D width.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "proto/model.pb.h"
-#include "proto/plan.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/deferred_weights.h"
 #include "trainer/model/parameters.h"
@@ -31,8 +29,7 @@ namespace deepnet {
 class LinearLayer {
  public:
   // `names`: of the parameters, without ".weight" and ".bias".
-  LinearLayer(const ModelSpec& spec, Ops& ops, const Parameters& parameters,
-              const std::vector<std::string>& names);
+  LinearLayer(const BuildContext& build, const std::vector<std::string>& names);
 
   void Refresh(Ops& ops) { ops.Refresh(*weight_); }
   void Forward(const PassContext& pass, const at::Tensor& x, bool relu, const at::Tensor& y) const {
@@ -77,29 +74,6 @@ class LinearLayer {
   at::Tensor bias_, dweight_, dbias_;  // biases undefined where the model has none
 };
 
-// Buffers that live only inside one sub-layer; one set for each stage and stack.
-struct Workspace {
-  // `recompute`: the highest level of the layers that use it.
-  Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
-
-  at::Tensor input_RD;        // operand: a branch's input
-  at::Tensor branch_RD;       // residual: a branch's output
-  at::Tensor dbranch_RD;      // operand
-  at::Tensor dcontext_RD;     // operand
-  at::Tensor dqkv_R3D;        // operand
-  at::Tensor dinput_RD;       // residual: gradient of a pre-norm branch's input
-  at::Tensor dinner_RF;       // operand
-  at::Tensor layer_input_RD;  // residual; see PassContext; only with schemes that have it
-  at::Tensor second_RD;       // residual; likewise
-
-  // Outputs of products that no layer keeps, recomputed in the backward pass. Undefined where every
-  // layer keeps its own.
-  at::Tensor qkv_R3D;        // operand; at SELECTIVE_GEMM
-  at::Tensor inner_RF;       // operand; at SELECTIVE_FFN and SELECTIVE_GEMM
-  at::Tensor pre_RF;         // operand; likewise, with GELU
-  at::Tensor inner_mask_RF;  // bits of activation dropout; likewise, where there is any
-};
-
 // Keys and values of one attention for incremental decoding: rows are appended, lists name them.
 struct KeyValueCache {
   at::Tensor keys_ND, values_ND;  // operand
@@ -118,9 +92,5 @@ struct StepCache {
   CacheIndex index;
   int64_t first_row = 0;  // self-attention: where the rows of this step go
 };
-
-// Returns the tensor to which a branch writes the gradient of its input.
-const at::Tensor& InputGradient(const ResidualConnection& residual, const at::Tensor& dstream_RD,
-                                const Workspace& work);
 
 }  // namespace deepnet

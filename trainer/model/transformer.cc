@@ -22,16 +22,6 @@ std::vector<LayerSpan> SpansOf(const std::vector<ChunkSpec>& chunks) {
   return spans;
 }
 
-std::vector<Chunk> MakeChunks(const ModelSpec& spec, const MicrobatchSpec& capacity,
-                              const Inventory& whole, const std::vector<ChunkSpec>& specs, Ops& ops,
-                              const Parameters& parameters) {
-  std::vector<Chunk> chunks;
-  for (const ChunkSpec& chunk : specs) {
-    chunks.emplace_back(spec, capacity, whole, chunk, ops, parameters);
-  }
-  return chunks;
-}
-
 // A layer of each kind, from whichever chunks have one.
 Chunk::Kept KeptForInference(const std::vector<Chunk>& chunks) {
   Chunk::Kept kept;
@@ -51,17 +41,19 @@ Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, 
 
 Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops,
                          bool trainable, const std::vector<ChunkSpec>& chunks)
-    : Transformer(spec, capacity, ops, trainable, chunks, Describe(spec, capacity)) {}
-
-Transformer::Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops,
-                         bool trainable, const std::vector<ChunkSpec>& chunks,
-                         const Inventory& whole)
     : spec_(spec),
       capacity_(capacity),
       ops_(ops),
-      parameters_(Select(whole, SpansOf(chunks)), ops, trainable),
-      chunks_(MakeChunks(spec, capacity, whole, chunks, ops, parameters_)),
-      work_(MakeChunkWorkspace(spec, capacity, ops, chunks_)) {}
+      whole_(Describe(spec, capacity)),
+      parameters_(Select(whole_, SpansOf(chunks)), ops, trainable),
+      chunks_(MakeChunks(chunks)),
+      work_(MakeChunkWorkspace(Build(), chunks_)) {}
+
+std::vector<Chunk> Transformer::MakeChunks(const std::vector<ChunkSpec>& specs) {
+  std::vector<Chunk> chunks;
+  for (const ChunkSpec& spec : specs) chunks.emplace_back(Build(), whole_, spec);
+  return chunks;
+}
 
 void Transformer::Refresh() {
   for (Chunk& chunk : chunks_) chunk.Refresh();

@@ -46,6 +46,7 @@ class Transformer {
   // function after each step. 0 until set_step.
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
+  const Inventory& whole() const { return whole_; }  // of the whole model
   const std::vector<Chunk>& chunks() const { return chunks_; }
   ChunkWorkspace& work() { return work_; }
 
@@ -57,13 +58,14 @@ class Transformer {
   std::unique_ptr<Activations> MakeActivations(bool shared) const;
 
  private:
-  Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable,
-              const std::vector<ChunkSpec>& chunks, const Inventory& whole);
+  BuildContext Build() { return {spec_, capacity_, ops_, parameters_}; }
+  std::vector<Chunk> MakeChunks(const std::vector<ChunkSpec>& specs);
 
   ModelSpec spec_;
   MicrobatchSpec capacity_;
   int64_t step_ = 0;
   Ops& ops_;
+  Inventory whole_;
   Parameters parameters_;
   std::vector<Chunk> chunks_;
   ChunkWorkspace work_;

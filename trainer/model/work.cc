@@ -74,8 +74,7 @@ LayerPlace CostPasses::PlaceOf(int layer) const {
     const int stack = StackOfKind(model_, at.kind);
     const int first = SublayerIndex(model_, {stack, at.index});
     for (int i = first; i < first + SublayersPerLayer(model_, stack); ++i) {
-      const SublayerKind kind = SublayerAt(model_, i).kind;
-      SublayerScheme scheme = MakeSublayerScheme(model_, stack, at.index, kind);
+      SublayerScheme scheme = MakeSublayerScheme(model_, SublayerAt(model_, i));
       // Factors are there or not; how large they are costs nothing.
       scheme.alpha = scheme.alpha != 0 ? 1 : 0;
       scheme.input_scale = scheme.input_scale != 1 ? 2 : 1;
@@ -93,10 +92,10 @@ LayerPlace CostPasses::PlaceOf(int layer) const {
 // One training pass of the layers of `span`, as if they were a rank's.
 std::vector<LayerWork> CostPasses::Run(const LayerSpan& span, Recompute level) const {
   std::vector<Chunk> chunks;
-  chunks.emplace_back(model_, microbatch_, whole_, ChunkSpec{span, {.level = level}}, ops_,
-                      parameters_);
-  const Chunk& chunk = chunks[0];
-  ChunkWorkspace work = MakeChunkWorkspace(model_, microbatch_, ops_, chunks);
+  const BuildContext build = {model_, microbatch_, ops_, parameters_};
+  const Chunk& chunk =
+      chunks.emplace_back(build, whole_, ChunkSpec{.layers = span, .recompute = {.level = level}});
+  ChunkWorkspace work = MakeChunkWorkspace(build, chunks);
   ChunkPools pools;
   Chunk::Kept kept = chunk.MakeKept(pools, work);
   const auto rows_of = [&](int64_t rows, const at::TensorOptions& options) {
@@ -127,7 +126,7 @@ std::vector<LayerWork> CostPasses::Run(const LayerSpan& span, Recompute level) c
                                .layer_begins = &begin_forward,
                                .layer_done = &begin_backward};
   begin_forward(span.first);
-  chunk.Forward(pass, values, work, kept, {}, gradients.target_RD);
+  chunk.Forward(pass, values, work, kept, {.dhidden_RD = gradients.target_RD});
   begin_backward(chunk.has_output() ? span.end - 1 : span.end);
   chunk.Backward(pass, gradients, values.encoder_output_RD, work, kept);
   return works;

@@ -41,7 +41,7 @@ double Variance(const at::Tensor& x_RD) {
 class Entrance : public SublayerProbe {
  public:
   void AtEnter(const PassContext& pass, const SublayerView& view) override {
-    at::Tensor& x_RD = entered_RD[static_cast<size_t>(view.stack)];
+    at::Tensor& x_RD = entered_RD[static_cast<size_t>(view.place.stack)];
     if (!x_RD.defined()) x_RD = view.stream_RD.narrow(0, 0, pass.rows->count).clone();
   }
   void AtLeave(const PassContext&, const SublayerView&) override {}
@@ -100,9 +100,9 @@ TEST_F(AdminProfile, SumsTheVariancesOfStreamAndBranchBehindItsDropout) {
   std::vector<at::Tensor> biases_D;
   for (int i = 0; i < sublayers; ++i) {
     const SublayerPlace place = SublayerAt(spec, i);
-    const std::string last =
-        LayerPrefix(place.stack, place.layer) +
-        (place.kind == SublayerKind::kFeedForward ? "fc2" : BaseName(place.kind) + ".out_proj");
+    const std::string last = place.kind == SublayerKind::kFeedForward
+                                 ? LayerPrefix(place.stack, place.layer) + "fc2"
+                                 : BlockName(place) + ".out_proj";
     model_->parameters().Get(last + ".weight").zero_();
     biases_D.push_back(0.3 * (i + 1) +
                        at::arange(spec.d_model(), at::kDouble) * (i % 3 - 1) / spec.d_model());
@@ -114,8 +114,8 @@ TEST_F(AdminProfile, SumsTheVariancesOfStreamAndBranchBehindItsDropout) {
   MicrobatchPass pass = MakePass(model_->ops(), microbatch_, kSeed, /*step=*/0, /*training=*/true);
   pass.probe = &entrance;
   const auto kept = model_->MakeActivations(/*shared=*/false);
-  model_->chunks()[0].Forward(pass, kept->values, model_->work(), kept->kept, {},
-                              kept->gradients.target_RD);
+  model_->chunks()[0].Forward(pass, kept->values, model_->work(), kept->kept,
+                              {.dhidden_RD = kept->gradients.target_RD});
 
   ASSERT_EQ(omega.size(), static_cast<size_t>(sublayers));
   double r = 1.0;

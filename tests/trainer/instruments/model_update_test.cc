@@ -94,8 +94,8 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
     const StepBatch batch = MakeMadeUpBatch(run, step);
     const Microbatch& mb = batch.microbatches[0];
     model.parameters().gradient().zero_();
-    const LossOptions loss{.label_smoothing = run.optim().label_smoothing(),
-                           .gradient_scale = 1.0 / static_cast<double>(batch.num_target_tokens)};
+    const LossArgs loss{.label_smoothing = run.optim().label_smoothing(),
+                        .gradient_scale = 1.0 / static_cast<double>(batch.num_target_tokens)};
     const LossSums sums =
         testing::Forward(model, mb, run.seed(), step, /*training=*/true, loss, *kept);
     testing::Backward(model, mb, run.seed(), step, *kept);

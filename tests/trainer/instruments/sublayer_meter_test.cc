@@ -13,7 +13,7 @@
 #include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
-#include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {
@@ -33,8 +33,8 @@ struct Pass {
   void Forward(int64_t step, SublayerProbe* probe) {
     MicrobatchPass pass = MakePass(model.ops(), microbatch, kSeed, step, /*training=*/true);
     pass.probe = probe;
-    model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
-                              kept->gradients.target_RD);
+    model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept,
+                              {.dhidden_RD = kept->gradients.target_RD});
   }
   std::vector<SublayerInstruments> Look(int64_t step) {
     SublayerMeter meter(model.spec());

@@ -15,7 +15,7 @@
 #include "trainer/interop/interop.h"
 #include "trainer/interop/marian.h"
 #include "trainer/interop/safetensors.h"
-#include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

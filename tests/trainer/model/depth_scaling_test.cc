@@ -1,8 +1,8 @@
-#include "trainer/model/depth_scaling.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
+
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

@@ -13,7 +13,7 @@
 #include "parallel/base/exit_code.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/model/check_model.h"
-#include "trainer/model/depth_scaling.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

@@ -11,10 +11,10 @@
 #include "tests/support/devices.h"
 #include "tests/support/initial_normal.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/model/depth_scaling.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/embedding.h"
 #include "trainer/model/parameters.h"
+#include "trainer/model/scheme.h"
 
 namespace deepnet {
 namespace {

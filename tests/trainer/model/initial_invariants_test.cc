@@ -26,21 +26,20 @@ constexpr int kRows = 24;
 class Watcher : public SublayerProbe {
  public:
   struct Meeting {
-    int stack;
-    SublayerKind kind;
+    SublayerPlace place;
     double ratio;  // of root mean squares: branch over alpha times the stream
   };
 
   void AtEnter(const PassContext& pass, const SublayerView& view) override {
-    at::Tensor& entered = entered_RD[static_cast<size_t>(view.stack)];
+    at::Tensor& entered = entered_RD[static_cast<size_t>(view.place.stack)];
     if (!entered.defined()) entered = view.stream_RD.narrow(0, 0, pass.rows->count).clone();
   }
   void AtLeave(const PassContext& pass, const SublayerView& view) override {
     const auto norm = [&](const at::Tensor& x_RD) {
       return x_RD.narrow(0, 0, pass.rows->count).norm().item<double>();
     };
-    meetings.push_back({view.stack, view.kind,
-                        norm(view.branch_RD) / (view.scheme->alpha * norm(view.stream_RD))});
+    meetings.push_back(
+        {view.place, norm(view.branch_RD) / (view.scheme->alpha * norm(view.stream_RD))});
   }
 
   std::array<at::Tensor, 2> entered_RD;  // of each stack
@@ -56,8 +55,8 @@ struct Passed {
     MicrobatchPass pass = MakePass(*ops, microbatch, /*seed=*/3, /*step=*/0, /*training=*/true);
     pass.probe = &watcher;
     kept = model.MakeActivations(/*shared=*/false);
-    model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept, {},
-                              kept->gradients.target_RD);
+    model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept,
+                              {.dhidden_RD = kept->gradients.target_RD});
   }
   // The rows that left the stack.
   at::Tensor Output(int stack) const {
@@ -142,10 +141,10 @@ TEST(InitialInvariants, BranchesOfDeepNormStartAsBetaSquaredOverAlphaOfTheStream
   ASSERT_EQ(passed.watcher.meetings.size(), 2u * 6 + 3 * 4);
   const double block = std::sqrt(2.0 * 4) / (1 + 4);
   for (const Watcher::Meeting& meeting : passed.watcher.meetings) {
-    const double shape = meeting.kind == SublayerKind::kFeedForward ? block : 1.0;
-    EXPECT_NEAR(meeting.ratio / (shape * expected[static_cast<size_t>(meeting.stack)]), 1.0,
+    const double shape = meeting.place.kind == SublayerKind::kFeedForward ? block : 1.0;
+    EXPECT_NEAR(meeting.ratio / (shape * expected[static_cast<size_t>(meeting.place.stack)]), 1.0,
                 kSampling)
-        << StackName(meeting.stack) << BaseName(meeting.kind);
+        << BlockName(meeting.place);
   }
 }
 

@@ -147,8 +147,8 @@ void ExpectBytesAsAllocated(LayerKind kind, const ModelSpec& spec, Ops& ops,
   const MicrobatchSpec capacity = TinyCapacity();
   const int64_t operand_bytes = ops.OperandOptions().dtype().itemsize();
   const Parameters parameters(Describe(deep, capacity), ops, /*trainable=*/true);
-  const LayerStack stack(deep, capacity, options, ops, parameters, StackOfKind(deep, kind), 0,
-                         kLayers);
+  const LayerStack stack({deep, capacity, ops, parameters}, options,
+                         {.stack = StackOfKind(deep, kind), .count = kLayers});
   const Workspace source(deep, ops, capacity.max_source_tokens(), options.level);
   const Workspace target(deep, ops, capacity.max_target_tokens(), options.level);
   const Workspace& own = kind == LayerKind::kEncoder ? source : target;

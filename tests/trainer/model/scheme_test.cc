@@ -181,8 +181,8 @@ TEST(Scheme, AStackAloneHasTheFormsOfTwoSublayersALayer) {
     EXPECT_NEAR(gain(POST_LN_INIT, "layers.0.fc1"), 1 / layers, kRelative);
     EXPECT_NEAR(gain(B2T, "layers.0.fc1"), 1 / std::sqrt(layers), kRelative);
     const auto scheme = [&](Residual residual) {
-      return MakeSublayerScheme(Alone(residual, architecture), stack, 1,
-                                SublayerKind::kFeedForward);
+      return MakeSublayerScheme(Alone(residual, architecture),
+                                {stack, 1, SublayerKind::kFeedForward});
     };
     EXPECT_NEAR(scheme(DEEPNORM).alpha, std::pow(2 * layers, 0.25), kRelative);
     EXPECT_EQ(scheme(KEEL).alpha, 2 * layers);
@@ -201,7 +201,7 @@ TEST(Scheme, AdminsProfileOfADecoderAloneHasTwoNumbersALayer) {
 
 TEST(Scheme, ConstantsFollowDepthAndLayer) {
   const auto scheme = [](Residual residual, int stack, int layer) {
-    return MakeSublayerScheme(Model(residual), stack, layer, SublayerKind::kFeedForward);
+    return MakeSublayerScheme(Model(residual), {stack, layer, SublayerKind::kFeedForward});
   };
   EXPECT_EQ(scheme(KEEL, 0, 3).alpha, 2.0 * kEncoderLayers);
   EXPECT_EQ(scheme(KEEL, 1, 3).alpha, 3.0 * kDecoderLayers);
@@ -215,7 +215,7 @@ TEST(Scheme, ABranchOfBranchNormIsLetInStepByStep) {
   ModelSpec model = Model(BRANCH_NORM);
   model.mutable_scheme()->clear_branch_norm_steps();
   const auto ramp = [&](int64_t step) {
-    return MakeSublayerScheme(model, 1, 2, SublayerKind::kCrossAttention).RampAt(step);
+    return MakeSublayerScheme(model, {1, 2, SublayerKind::kCrossAttention}).RampAt(step);
   };
   EXPECT_EQ(ramp(0), 0.0);
   EXPECT_EQ(ramp(1000), 0.25);  // T = 4000 (Liu et al., 2023)
@@ -223,7 +223,7 @@ TEST(Scheme, ABranchOfBranchNormIsLetInStepByStep) {
   EXPECT_EQ(ramp(9999), 1.0);
   model.mutable_scheme()->set_branch_norm_steps(10);
   EXPECT_EQ(ramp(1), 0.1);
-  EXPECT_EQ(MakeSublayerScheme(Model(POST_LN), 0, 0, SublayerKind::kFeedForward).RampAt(0), 1.0);
+  EXPECT_EQ(MakeSublayerScheme(Model(POST_LN), {0, 0, SublayerKind::kFeedForward}).RampAt(0), 1.0);
 }
 
 TEST(Scheme, TheSecondStreamOfResidualDualEndsInANormOfItsOwn) {

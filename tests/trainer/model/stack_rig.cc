@@ -112,9 +112,11 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
   for (int c = 0; c < num_chunks; ++c) {
     const auto border = [&](int layers, int chunk) { return layers * chunk / num_chunks; };
     const int first = border(spec.encoder_layers(), c), end = border(spec.encoder_layers(), c + 1);
-    encoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, 0, first, end - first);
+    const MicrobatchSpec capacity = TinyCapacity();
+    const BuildContext build{spec, capacity, ops, parameters_};
+    encoder_.emplace_back(build, options, LayerRun{0, first, end - first});
     const int start = border(spec.decoder_layers(), c), stop = border(spec.decoder_layers(), c + 1);
-    decoder_.emplace_back(spec, TinyCapacity(), options, ops, parameters_, 1, start, stop - start);
+    decoder_.emplace_back(build, options, LayerRun{1, start, stop - start});
     encoder_.back().Refresh();
     decoder_.back().Refresh();
   }
@@ -122,8 +124,8 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
   for (const LayerStack& stack : decoder_) stack.Prepare(decoder_segment_);
 }
 
-PassContext StackRig::Context(const PackedRows& rows) const {
-  return {.ops = &ops_, .rows = &rows, .microbatch = &pass_};
+PassContext StackRig::Context(const PackedRows& rows, Workspace& work) const {
+  return {.ops = &ops_, .rows = &rows, .microbatch = &pass_, .work = &work};
 }
 
 StackRig::InFlight& StackRig::Of(int m) {
@@ -153,15 +155,15 @@ void StackRig::Forward(int m) {
   InFlight& f = Of(m);
   FillStream(f.source, m);
   FillStream(f.target, m + 100);
-  const StackPass source{.context = Context(f.source_rows), .work = &source_work_};
+  const PassContext source = Context(f.source_rows, source_work_);
   for (size_t c = 0; c < encoder_.size(); ++c) {
     encoder_[c].Forward(source, f.source, f.encoder[c], encoder_segment_);
     f.source.operand_RD.copy_(f.source.value_RD);
   }
   f.encoder_output_RD.copy_(f.source.value_RD);
   const EncoderOutput encoder_output{.rows = &f.source_rows, .value_RD = f.encoder_output_RD};
-  StackPass target{.context = Context(f.target_rows), .work = &target_work_};
-  target.context.encoder_output = &encoder_output;
+  PassContext target = Context(f.target_rows, target_work_);
+  target.encoder_output = &encoder_output;
   for (size_t c = 0; c < decoder_.size(); ++c) {
     decoder_[c].Forward(target, f.target, f.decoder[c], decoder_segment_);
   }
@@ -175,14 +177,14 @@ void StackRig::Backward(int m, std::vector<DeferredWeights>* deferred) {
                                      .value_RD = f.encoder_output_RD,
                                      .gradient_RD = f.dencoder_output_RD,
                                      .work = &source_work_};
-  StackPass target{.context = Context(f.target_rows), .work = &target_work_};
-  target.context.encoder_output = &encoder_output;
+  PassContext target = Context(f.target_rows, target_work_);
+  target.encoder_output = &encoder_output;
   for (size_t c = decoder_.size(); c-- > 0;) {
     if (deferred != nullptr) pass_.deferred = &(*deferred)[encoder_.size() + c];
     decoder_[c].Backward(target, f.dtarget_RD, f.decoder[c], decoder_segment_);
   }
   f.dsource_RD = f.dencoder_output_RD.clone();
-  StackPass source{.context = Context(f.source_rows), .work = &source_work_};
+  const PassContext source = Context(f.source_rows, source_work_);
   for (size_t c = encoder_.size(); c-- > 0;) {
     if (deferred != nullptr) pass_.deferred = &(*deferred)[c];
     encoder_[c].Backward(source, f.dsource_RD, f.encoder[c], encoder_segment_);
@@ -209,10 +211,10 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
   const int64_t s = TinyCapacity().max_source_tokens(), t = TinyCapacity().max_target_tokens();
   Workspace source_work(spec, ops, s), target_work(spec, ops, t);
   std::vector<TransformerLayer> encoder, decoder;
-  for (int i = 0; i < spec.encoder_layers(); ++i)
-    encoder.emplace_back(spec, ops, parameters, 0, i).Refresh(ops);
-  for (int i = 0; i < spec.decoder_layers(); ++i)
-    decoder.emplace_back(spec, ops, parameters, 1, i).Refresh(ops);
+  const MicrobatchSpec capacity = TinyCapacity();
+  const BuildContext build{spec, capacity, ops, parameters};
+  for (int i = 0; i < spec.encoder_layers(); ++i) encoder.emplace_back(build, 0, i).Refresh(ops);
+  for (int i = 0; i < spec.decoder_layers(); ++i) decoder.emplace_back(build, 1, i).Refresh(ops);
 
   StackResult result;
   for (int m = 0; m < num_microbatches; ++m) {
@@ -220,7 +222,8 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
     const PackedRows sources = RowsOfSide(mb.source, mb.source_pairs, mb.num_sentences);
     const PackedRows targets = RowsOfSide(mb.target, mb.target_pairs, mb.num_sentences);
     const MicrobatchPass microbatch{.seed = kSeed, .step = kStep, .training = true};
-    PassContext pass{.ops = &ops, .rows = &sources, .microbatch = &microbatch};
+    PassContext pass{
+        .ops = &ops, .rows = &sources, .microbatch = &microbatch, .work = &source_work};
     std::vector<TransformerLayer::Saved> encoder_saved, decoder_saved;
 
     const ResidualStream source = MakeResidualStream(ops, s, spec.d_model());
@@ -228,7 +231,7 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
     const at::Tensor source_input_RD = source.operand_RD.clone();
     for (const TransformerLayer& layer : encoder) {
       encoder_saved.push_back(layer.MakeSaved(ops, s, s));
-      layer.Forward(pass, source, source_work, encoder_saved.back());
+      layer.Forward(pass, source, encoder_saved.back());
     }
     const EncoderOutput encoder_output{.rows = &sources,
                                        .value_RD = source.value_RD.to(ops.OperandOptions()).clone(),
@@ -236,26 +239,27 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
                                        .work = &source_work};
     pass.encoder_output = &encoder_output;
     pass.rows = &targets;
+    pass.work = &target_work;
     const ResidualStream target = MakeResidualStream(ops, t, spec.d_model());
     FillStream(target, m + 100);
     const at::Tensor target_input_RD = target.operand_RD.clone();
     for (const TransformerLayer& layer : decoder) {
       decoder_saved.push_back(layer.MakeSaved(ops, t, s));
-      layer.Forward(pass, target, target_work, decoder_saved.back());
+      layer.Forward(pass, target, decoder_saved.back());
     }
 
     const at::Tensor dtarget_RD = Waves(target.value_RD, m + 200);
     for (size_t i = decoder.size(); i-- > 0;) {
       const Upstream upstream = i == 0 ? Upstream{.embedded_RD = target_input_RD}
                                        : decoder[i - 1].Output(decoder_saved[i - 1]);
-      decoder[i].Backward(pass, upstream, dtarget_RD, target_work, decoder_saved[i]);
+      decoder[i].Backward(pass, upstream, dtarget_RD, decoder_saved[i]);
     }
     pass.rows = &sources;
+    pass.work = &source_work;
     for (size_t i = encoder.size(); i-- > 0;) {
       const Upstream upstream = i == 0 ? Upstream{.embedded_RD = source_input_RD}
                                        : encoder[i - 1].Output(encoder_saved[i - 1]);
-      encoder[i].Backward(pass, upstream, encoder_output.gradient_RD, source_work,
-                          encoder_saved[i]);
+      encoder[i].Backward(pass, upstream, encoder_output.gradient_RD, encoder_saved[i]);
     }
     for (const auto& [x, rows] : {std::pair{source.value_RD, &sources},
                                   {target.value_RD, &targets},

@@ -59,7 +59,7 @@ class StackRig {
   };
 
   InFlight& Of(int m);
-  PassContext Context(const PackedRows& rows) const;
+  PassContext Context(const PackedRows& rows, Workspace& work) const;
 
   ModelSpec spec_;
   Ops& ops_;
