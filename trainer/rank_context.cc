@@ -140,7 +140,7 @@ Plan LonePlan(const Inventory& whole, int microbatches) {
 absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                                                              const Inventory& whole,
                                                              const Plan& plan, Communicator& world,
-                                                             const std::string& node, bool traced) {
+                                                             const RankOptions& options) {
   auto context = std::make_unique<RankContext>();
   const int stages = plan.pipeline_parallel_size();
   DEEPNET_CHECK_EQ(world.size(), stages * plan.data_parallel_size());
@@ -149,7 +149,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   context->dp_rank = world.rank() / stages;
   context->dp_size = plan.data_parallel_size();
   ASSIGN_OR_RETURN(context->pipeline, world.Split(context->dp_rank, context->pp_rank));
-  ASSIGN_OR_RETURN(const std::vector<std::string> nodes, AllGatherText(world, node));
+  ASSIGN_OR_RETURN(const std::vector<std::string> nodes, AllGatherText(world, options.node));
   const int replicas_per_node = ReplicasPerNode(nodes, stages);
   ASSIGN_OR_RETURN(context->groups,
                    SplitGroups(world, context->pp_rank, context->dp_rank, replicas_per_node));
@@ -163,8 +163,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);
   if (world.rank() < plan.stages_size()) context->planned = plan.stages(world.rank()).memory();
-  RETURN_IF_ERROR(
-      AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, whole, plan, *context)));
+  RETURN_IF_ERROR(AgreeOnStatus(
+      world, MakeOpsWithMemory(run.compute(), options.traced, whole, plan, *context)));
   context->phases.End("device");
   context->model =
       std::make_unique<Transformer>(run.model(), run.data().microbatch(), *context->ops,

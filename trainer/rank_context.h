@@ -66,14 +66,17 @@ struct RankContext {
 // Returns the plan of a single rank: one chunk, `microbatches` computed one after the other.
 Plan LonePlan(const Inventory& whole, int microbatches);
 
+struct RankOptions {
+  std::string node = HostName();  // ranks that pass the same name share a node
+  bool traced = false;            // kernels can be traced
+};
+
 // Builds this rank's part of a run. `run` and `plan` come from ResolveRun, `whole` describes the
 // model. Collective over `world`, which must outlive the result. Every rank passes the same
-// arguments except `node`: ranks that pass the same name share a node, and gradients are summed
-// inside nodes first where ReplicasPerNode allows it. With `traced`, kernels can be traced.
+// arguments except the node: gradients are summed inside nodes first where ReplicasPerNode allows.
 absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                                                              const Inventory& whole,
                                                              const Plan& plan, Communicator& world,
-                                                             const std::string& node = HostName(),
-                                                             bool traced = false);
+                                                             const RankOptions& options = {});
 
 }  // namespace deepnet

@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/format.h"
@@ -28,11 +27,12 @@ namespace {
 
 // Overwrites the drawn weights with those of `init_from`; every rank reads what it holds.
 absl::Status UseInitialWeights(const ResolvedRun& resolved, const std::string& init_from,
-                               Communicator& world, FileSystem& fs, Parameters& parameters,
-                               Logger& log) {
-  ASSIGN_OR_RETURN(const InitialRows rows,
-                   AgreeOn(world, InitializeFrom(fs, init_from, resolved.corpus->vocabulary(),
-                                                 resolved.run.model().architecture(), parameters)));
+                               RankContext& context, FileSystem& fs, Logger& log) {
+  ASSIGN_OR_RETURN(
+      const InitialRows rows,
+      AgreeOn(*context.world,
+              InitializeFrom(fs, init_from, resolved.corpus->vocabulary(),
+                             resolved.run.model().architecture(), context.model->parameters())));
   log.Info(absl::StrCat("weights of ", init_from, ": ", WithCommas(rows.taken),
                         " rows of the vocabulary are known there, ", WithCommas(rows.drawn),
                         " are new"));
@@ -40,11 +40,11 @@ absl::Status UseInitialWeights(const ResolvedRun& resolved, const std::string& i
 }
 
 absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& resolved,
-                                                         const std::string& init_from,
+                                                         const SessionOptions& options,
                                                          Communicator& world, FileSystem& fs,
-                                                         bool traced, Logger& log) {
+                                                         Logger& log) {
   ASSIGN_OR_RETURN(auto context, MakeRankContext(resolved.run, resolved.inventory, resolved.plan,
-                                                 world, HostName(), traced));
+                                                 world, {.traced = options.traced}));
   if (resolved.earlier.has_value()) {
     RETURN_IF_ERROR(AgreeOnStatus(
         world, LoadRankState(fs, resolved.earlier->folder, resolved.earlier->manifest, *context)));
@@ -59,9 +59,8 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& reso
     const AuditReport audit =
         AuditHeldWeights(resolved.run.model(), resolved.inventory, context->model->parameters());
     RETURN_IF_ERROR(AgreeOnStatus(world, AuditStatus(audit)));
-    if (!init_from.empty()) {
-      RETURN_IF_ERROR(
-          UseInitialWeights(resolved, init_from, world, fs, context->model->parameters(), log));
+    if (!options.init_from.empty()) {
+      RETURN_IF_ERROR(UseInitialWeights(resolved, options.init_from, *context, fs, log));
     }
     context->optimizer->BeginAverage(context->model->parameters());
   }
@@ -120,10 +119,10 @@ void LogRun(const ResolvedRun& resolved, int ranks, double ceiling, Logger& log)
 }  // namespace
 
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log, bool traced) {
+                                              const SessionOptions& options, Communicator& world,
+                                              FileSystem& fs, Logger& log) {
   TrainSession session;
-  ASSIGN_OR_RETURN(session.context, MakeContext(resolved, init_from, world, fs, traced, log));
+  ASSIGN_OR_RETURN(session.context, MakeContext(resolved, options, world, fs, log));
   ASSIGN_OR_RETURN(session.metrics,
                    AgreeOn(world, world.rank() == 0 ? OpenFolder(resolved, fs) : nullptr));
   if (world.rank() == 0 && resolved.run.train().tensorboard()) {

@@ -29,14 +29,18 @@ struct TrainSession {
   std::unique_ptr<Instruments> instruments;
 };
 
+struct SessionOptions {
+  std::string init_from;  // the checkpoint whose weights a new run begins with (InitializeFrom)
+  bool traced = false;    // kernels can be traced
+};
+
 // Loads or draws the weights, checks that drawn ones agree with the theory
 // (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
 // tokenizer and languages into it), measures the product ceiling of this host, and logs what the
-// run is. A new run takes its weights from the checkpoint `init_from`, if that is not empty
-// (InitializeFrom); a resumed one ignores it. With `traced`, kernels can be traced. Collective over
-// `world`. `resolved` and `world` outlive the result.
+// run is. A resumed run ignores `init_from`. Collective over `world`. `resolved` and `world`
+// outlive the result.
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const std::string& init_from, Communicator& world,
-                                              FileSystem& fs, Logger& log, bool traced = false);
+                                              const SessionOptions& options, Communicator& world,
+                                              FileSystem& fs, Logger& log);
 
 }  // namespace deepnet

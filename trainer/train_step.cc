@@ -42,8 +42,8 @@ double ComputeSeconds(const RankTrace& trace) {
 }  // namespace
 
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        RankContext& context, const ExecutorOptions& options,
-                                        const StepHooks& hooks) {
+                                        RankContext& context, const StepOptions& options) {
+  RankTrace* const trace = options.executor.trace;
   const StepBatch own = context.dp_size == 1 ? StepBatch() : ReplicaBatch(batch, context);
   const double tokens = static_cast<double>(batch.num_target_tokens);
   StepResult result;
@@ -51,24 +51,24 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
     result.loss_scale = context.loss_scale->scale();
     result.gradient_unit = 1.0 / (result.loss_scale * tokens);
   }
-  context.sums->Record(options.trace);
+  context.sums->Record(trace);
   context.stage->BeginStep(context.dp_size == 1 ? batch : own, step, result.loss_scale);
-  ExecutorOptions traced = options;
+  ExecutorOptions traced = options.executor;
   traced.trace = &result.trace;
   traced.guard = [&context](absl::FunctionRef<absl::Status()> work) {
     return CatchErrors(work, context.device_use());
   };
   RETURN_IF_ERROR(
       RunSchedule(context.schedule, context.placement, *context.stage, *context.pipeline, traced));
-  if (options.trace != nullptr) {
-    options.trace->events.insert(options.trace->events.end(), result.trace.events.begin(),
-                                 result.trace.events.end());
+  if (trace != nullptr) {
+    trace->events.insert(trace->events.end(), result.trace.events.begin(),
+                         result.trace.events.end());
   }
-  if (options.heartbeat != nullptr) options.heartbeat->Act("sums over ranks");
+  if (traced.heartbeat != nullptr) traced.heartbeat->Act("sums over ranks");
   RETURN_IF_ERROR(context.stage->FinishStep());
 
   // The norm waits for the device, so the losses are there too.
-  TraceSpan norm(options.trace, {.kind = TraceKind::kNorm});
+  TraceSpan norm(trace, {.kind = TraceKind::kNorm});
   ASSIGN_OR_RETURN(const double sum_norm,
                    context.optimizer->Norm(*context.ops, context.model->parameters()));
   ASSIGN_OR_RETURN(const LossSums sums, SumLoss(batch, context));
@@ -78,17 +78,16 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
   const double device_seconds = context.ops->session().PassSeconds();
   result.compute_seconds = device_seconds > 0 ? device_seconds : ComputeSeconds(result.trace);
   const double gradient_norm = sum_norm * result.gradient_unit;
-  result.withheld = hooks.wanted && !hooks.wanted(result.loss, gradient_norm);
-  if (hooks.before_update) hooks.before_update();
+  result.withheld = options.wanted && !options.wanted(result.loss, gradient_norm);
+  if (options.before_update) options.before_update();
   if (result.withheld) {
     result.update = context.optimizer->Withhold(update, gradient_norm);
     return result;
   }
-  const TraceSpan span(options.trace, {.kind = TraceKind::kUpdate});
-  ASSIGN_OR_RETURN(
-      result.update,
-      context.optimizer->Apply(*context.ops, context.model->parameters(), update, gradient_norm,
-                               result.loss, result.gradient_unit, options.trace));
+  const TraceSpan span(trace, {.kind = TraceKind::kUpdate});
+  ASSIGN_OR_RETURN(result.update, context.optimizer->Apply(
+                                      *context.ops, context.model->parameters(), update,
+                                      gradient_norm, result.loss, result.gradient_unit, trace));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

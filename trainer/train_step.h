@@ -29,8 +29,9 @@ struct StepResult {
 // with one stage. Collective over context.pipeline; every rank of it gets the same.
 absl::StatusOr<TraceFigures> MeasurePipeline(const StepResult& result, RankContext& context);
 
-// A step calls these before its update. Each may be empty.
-struct StepHooks {
+// A step calls the functions before its update. Each may be empty.
+struct StepOptions {
+  ExecutorOptions executor = {};  // its trace also gets what follows the schedule
   // Returns whether the update of a step with this loss and gradient norm is to be made: the same
   // on every rank.
   std::function<bool(double loss, double gradient_norm)> wanted = {};
@@ -41,10 +42,9 @@ struct StepHooks {
 // Trains one step. `batch` has all microbatches of the step; a replica computes those that
 // MicrobatchesOf (parallel/plan/shard.h) gives it, and context.schedule is for as many. `step`
 // counts batches and keys dropout; `update` >= 1 counts updates, without skipped steps.
-// options.trace, if there is one, also gets what follows the schedule, and outlives `context`.
+// options.executor.trace, if there is one, outlives `context`.
 // Collective over context.world; every rank gets the same result.
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
-                                        RankContext& context, const ExecutorOptions& options = {},
-                                        const StepHooks& hooks = {});
+                                        RankContext& context, const StepOptions& options = {});
 
 }  // namespace deepnet

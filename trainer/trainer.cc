@@ -133,8 +133,9 @@ class Trainer {
 
 absl::Status Trainer::Prepare(const TrainOptions& options) {
   heartbeat().Begin("preparation");
-  ASSIGN_OR_RETURN(session_, MakeTrainSession(resolved_, options.init_from, world(),
-                                              monitored_.files(), log_, options.trace.from > 0));
+  ASSIGN_OR_RETURN(
+      session_, MakeTrainSession(resolved_, {options.init_from, /*traced=*/options.trace.from > 0},
+                                 world(), monitored_.files(), log_));
   if (options.trace.to <= first_step() && options.trace.from > 0) {
     log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step()),
                               " already; nothing is traced"));
@@ -223,10 +224,12 @@ absl::Status Trainer::Step() {
   };
   ASSIGN_OR_RETURN(
       const StepResult result,
-      RunTrainStep(
-          batch, state().step(), state().optimizer_steps() + 1, *session_.context,
-          {.comm_timeout = comm_timeout, .trace = trace_.current(), .heartbeat = &heartbeat()},
-          {.wanted = wanted, .before_update = before_update}));
+      RunTrainStep(batch, state().step(), state().optimizer_steps() + 1, *session_.context,
+                   {.executor = {.comm_timeout = comm_timeout,
+                                 .trace = trace_.current(),
+                                 .heartbeat = &heartbeat()},
+                    .wanted = wanted,
+                    .before_update = before_update}));
   for (const auto& text : session_.context->ops->session().TakeWarnings()) log_.Warning(text);
   if (looks) RETURN_IF_ERROR(RecordInstruments(result));
   const std::optional<double> compute_seconds = stragglers_.Add(result.compute_seconds);
@@ -366,8 +369,9 @@ absl::Status Trainer::CompareMemory() {
 // A validation that a stop cuts short is the first thing that the resumed run does.
 absl::Status Trainer::ValidateNow() {
   const TraceSpan span = Enter("validation", "validation");
+  session_.context->model->set_step(state().step());
   const absl::StatusOr<EvalRecord> record =
-      Validate(run(), *resolved_.corpus, *session_.context, state().step(), log_, [this] {
+      Validate(run(), *resolved_.corpus, *session_.context, log_, [this] {
         heartbeat().Beat();  // asked between rows that this rank computes alone
         return requests_.IsStopping();
       });

@@ -88,8 +88,6 @@ absl::Status Stopped() { return absl::CancelledError("the validation was stopped
 // The longest waits. A rank that waits for a waiting rank has a longer limit, so that the rank
 // nearest to the one that is stuck reports first.
 struct Limits {
-  explicit Limits(const RunSpec& run) : rows(CommTimeout(run.parallel(), /*first_step=*/true)) {}
-
   absl::Duration rows;                  // for rows that a peer computes
   absl::Duration replicas = 4 * rows;   // of a driver, for the other drivers
   absl::Duration command = 5 * rows;    // for one of the driver
@@ -244,12 +242,12 @@ absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, EvaluateOptions options,
   return record;
 }
 
-absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Corpus& corpus,
-                                              RankContext& context, EvaluateOptions options,
-                                              Logger& log, const IsStopping& is_stopping) {
+absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const Corpus& corpus, RankContext& context,
+                                              EvaluateOptions options, Logger& log,
+                                              const IsStopping& is_stopping) {
   const PipelineRoute& route = context.route;
   const bool drives = route.rank == route.driver;
-  const Limits limits(run);
+  const Limits limits{.rows = context.groups.all.limit};
   Groups groups(context.world->rank());
   RETURN_IF_ERROR(MakeGroups(context, drives, limits, groups));
   PipelineLink link(route, *groups.pipeline, limits.OfLink());
@@ -281,13 +279,13 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const RunSpec& run, const Corpus& 
 }  // namespace
 
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, RankContext& context,
-                                    int64_t step, Logger& log, const IsStopping& is_stopping) {
+                                    Logger& log, const IsStopping& is_stopping) {
   EvalRecord record;
-  context.model->set_step(step);
+  const int64_t step = context.model->step();
   const EvaluateOptions options = OptionsOf(run, corpus);
   if (!options.directions.empty()) {
     ASSIGN_OR_RETURN(record, EvaluateOnAllRanks(
-                                 run, corpus, context, options, log,
+                                 corpus, context, options, log,
                                  is_stopping ? is_stopping : [] { return false; }));
     log.Info(absl::StrFormat("validation at step %s: %s, %d directions, %s", WithCommas(step),
                              FiguresOf(record, options.translates), record.directions_size(),

@@ -21,7 +21,8 @@ using IsStopping = std::function<bool()>;
 // one line.
 //
 // Collective over context.world, and every rank gets the same record. `context` is the result of
-// MakeRankContext for `run`, `whole` and `plan`, with current working copies (Refresh).
+// MakeRankContext for `run`, `whole` and `plan`, with current working copies (Refresh)
+// and the step that made them (Transformer::set_step).
 //
 // Nobody waits for ever. In units of four times parallel.comm_timeout_seconds, a peer may take one
 // to compute rows; replicas wait four for each other's scores, a pipeline five for its driver, and
@@ -31,6 +32,6 @@ using IsStopping = std::function<bool()>;
 // Once `is_stopping` is true on any rank, every rank soon gets kCancelled instead of a record. A
 // rank that drives no pipeline looks at it between two directions only.
 absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, RankContext& context,
-                                    int64_t step, Logger& log, const IsStopping& is_stopping = {});
+                                    Logger& log, const IsStopping& is_stopping = {});
 
 }  // namespace deepnet

@@ -76,11 +76,11 @@ class Bench {
   double Step(AsyncCheckpointer* saver = nullptr) {
     const Microbatch& mb = microbatches_[static_cast<size_t>(step_) % microbatches_.size()];
     const double began = SecondsNow();
-    const StepHooks hooks = {.before_update = [&] {
+    const StepOptions hooks = {.before_update = [&] {
       if (saver != nullptr) saver->AwaitCopy();
     }};
     const auto result = RunTrainStep({{mb}, mb.num_source_tokens, mb.num_target_tokens}, step_,
-                                     step_ + 1, *part_, {}, hooks);
+                                     step_ + 1, *part_, hooks);
     DEEPNET_CHECK(result.ok()) << result.status().ToString();
     ++step_;
     return SecondsNow() - began;

@@ -150,7 +150,7 @@ TEST_F(DeviceErrorsTest, StepsAllocateNoMoreThanThePlanHas) {
           ASSIGN_OR_RETURN(const ResolvedRun resolved,
                            ResolveRun(run, {.root = root_.string()}, world, *files, log));
           ASSIGN_OR_RETURN(const TrainSession session,
-                           MakeTrainSession(resolved, "", world, *files, log));
+                           MakeTrainSession(resolved, {}, world, *files, log));
           TensorMemory memory("cuda");
           memory.ForgetPeak();
           const int64_t reserved = emulated_gpu::ReadCounters().allocations;

@@ -98,8 +98,8 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "native::LogitRows(classes, a.hidden_RD.size(0))", "native::LogitRows(classes, 128)",
         CUDA_OPS + " --gtest_filter=*LossOf*"),
     "the-table-takes-a-product-for-float32": (
-        "trainer/model/cost_ops.cc", "a.x_RI.size(1),\n            Size(y));",
-        "a.x_RI.size(1),\n            kFloat);", BUDGETS),
+        "trainer/model/cost_ops.cc", "a.x_RI.size(1)},\n            Size(y));",
+        "a.x_RI.size(1)},\n            kFloat);", BUDGETS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
         "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",

@@ -251,7 +251,7 @@ absl::Status SaveBesideAStep(bool slow, const ResolvedRun& resolved, const Train
       EXPECT_FALSE(slow && saver.busy() && saver.Ready());
       saver.AwaitCopy();
     };
-    return RunTrainStep(batch, number, number + 1, context, {}, {.before_update = before_update})
+    return RunTrainStep(batch, number, number + 1, context, {.before_update = before_update})
         .status();
   };
   RETURN_IF_ERROR(step(0));
@@ -294,7 +294,7 @@ TEST_F(GpuTrainTest, ASaveCopiesTheRanksOwnShareBesideTheNextStep) {
     ASSIGN_OR_RETURN(const ResolvedRun resolved,
                      ResolveRun(run, {.root = root_.string()}, *world, *files, log));
     ASSIGN_OR_RETURN(const TrainSession session,
-                     MakeTrainSession(resolved, "", *world, *files, log));
+                     MakeTrainSession(resolved, {}, *world, *files, log));
     double elements = 0;  // of the model
     for (const Parameter& p : resolved.inventory.parameters) {
       elements += static_cast<double>(p.NumElements());

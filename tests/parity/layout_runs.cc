@@ -208,8 +208,9 @@ absl::StatusOr<RankOutcome> RunOnRank(const ModelCase& model, const Plan& plan, 
                                       const std::string& node) {
   CommMeter meter;
   CountingCommunicator counted(world, meter);
-  ASSIGN_OR_RETURN(const std::unique_ptr<RankContext> part,
-                   MakeRankContext(SpecOf(model), InventoryOf(model), plan, counted, node));
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<RankContext> part,
+      MakeRankContext(SpecOf(model), InventoryOf(model), plan, counted, {.node = node}));
   Parameters& parameters = part->model->parameters();
   parameters.Initialize(5);
   part->model->Refresh();

@@ -44,7 +44,7 @@ TEST(MakeTrainSession, ARankWithoutBatchesEndsAllRanks) {
     ASSIGN_OR_RETURN(ResolvedRun resolved,
                      ResolveRun(run, {.root = folder.path()}, world, *files, log));
     if (world.rank() == 1) resolved.run.mutable_data()->set_max_sentence_tokens(1);
-    return MakeTrainSession(resolved, "", world, *files, log).status();
+    return MakeTrainSession(resolved, {}, world, *files, log).status();
   });
   for (const absl::Status& status : statuses) {
     EXPECT_TRUE(IsAgreed(status)) << status;

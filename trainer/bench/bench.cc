@@ -103,7 +103,7 @@ class Trainee {
     plan.mutable_chunks(0)->set_recompute_segment(recompute.segment);
     Trainee trainee;
     ASSIGN_OR_RETURN(trainee.context_,
-                     MakeRankContext(run, whole, plan, alone, HostName(), traced));
+                     MakeRankContext(run, whole, plan, alone, {.traced = traced}));
     trainee.context_->model->parameters().Initialize(run.seed());
     trainee.context_->model->Refresh();
     return trainee;

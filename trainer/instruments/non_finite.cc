@@ -216,8 +216,8 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   FiniteProbe probe(context);
   context.stage->Inspect(&probe);
   const absl::StatusOr<StepResult> result =
-      RunTrainStep(batch, step, /*update=*/1, context, options,
-                   {.wanted = [](double, double) { return false; }});
+      RunTrainStep(batch, step, /*update=*/1, context,
+                   {.executor = options, .wanted = [](double, double) { return false; }});
   context.stage->Inspect(nullptr);
   RETURN_IF_ERROR(result.status());
   const std::vector<LossSums>& losses = context.stage->losses();

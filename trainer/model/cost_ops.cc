@@ -98,12 +98,13 @@ class NotingOps : public CostOps {
     if (bias.defined() && bias.storage_offset() * y.element_size() % kBiasAlignment != 0) {
       Kernel("Cast", static_cast<double>(bias.numel()) * (kFloat + Size(y)));
     }
-    Product(ProductForm::kForward, LabelOf(*a.weight_OI), a.rows, y.size(1), a.x_RI.size(1),
+    Product(LabelOf(*a.weight_OI), {ProductForm::kForward, a.rows, y.size(1), a.x_RI.size(1)},
             Size(y));
   }
   void LinearBackwardInput(const LinearInputGradArgs& a) override {
-    Product(ProductForm::kInputGradient, LabelOf(*a.weight_OI), a.rows, a.dx_RI.size(1),
-            a.dy_RO.size(1), a.accumulate ? 2 * Size(a.dx_RI) : Size(a.dx_RI));
+    Product(LabelOf(*a.weight_OI),
+            {ProductForm::kInputGradient, a.rows, a.dx_RI.size(1), a.dy_RO.size(1)},
+            a.accumulate ? 2 * Size(a.dx_RI) : Size(a.dx_RI));
     if (a.relu_output_RI.defined()) ReluBackward(a.rows, a.relu_output_RI, a.dx_RI);
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor&, const Tensor& dw,
@@ -260,23 +261,22 @@ class NotingOps : public CostOps {
     Sweep(name.c_str(), rows, columns, {element.read, element.written + kRunSums});
     Sweep((name + "Sums").c_str(), rows, columns, {.read = kRunSums});
   }
-  // y [rows, columns] of sums over `depth`. `bytes`: of an element of y, read and written.
-  void Product(ProductForm form, const char* label, int64_t rows, int64_t columns, int64_t depth,
-               double bytes) {
-    const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
-    const auto k = static_cast<double>(depth);
+  // `bytes`: of an element of the result, read and written.
+  void Product(const char* label, const ProductShape& shape, double bytes) {
+    const auto m = static_cast<double>(shape.rows), n = static_cast<double>(shape.columns);
+    const auto k = static_cast<double>(shape.depth);
     Note({.name = "cublasLtMatmul",
           .label = label,
           .flops = 2 * m * n * k,
           .bytes = operand_size() * (m + n) * k + bytes * m * n,
-          .rows = rows,
-          .columns = columns,
-          .depth = depth,
-          .form = form,
+          .rows = shape.rows,
+          .columns = shape.columns,
+          .depth = shape.depth,
+          .form = shape.form,
           .result_bytes = bytes});
   }
   void WeightGradient(const char* label, int64_t rows, const Tensor& dw) {
-    Product(ProductForm::kWeightGradient, label, dw.size(0), dw.size(1), rows, 2 * kFloat);
+    Product(label, {ProductForm::kWeightGradient, dw.size(0), dw.size(1), rows}, 2 * kFloat);
   }
   void BiasGradient(const char* name, int64_t rows, const Tensor& dy, const Traffic& element) {
     if (rows <= native::kFewRows) return Sweep(name, rows, Columns(dy), element);
@@ -381,11 +381,11 @@ void NotingOps::CrossEntropy(const CrossEntropyArgs& a) {
   Alone([&] {
     for (int64_t begin = 0; begin < a.rows; begin += most) {
       const int64_t rows = std::min(most, a.rows - begin);
-      Product(ProductForm::kForward, label, rows, classes, width, kFloat);
+      Product(label, {ProductForm::kForward, rows, classes, width}, kFloat);
       Sweep("CrossEntropy", rows, static_cast<double>(classes),
             {2 * kFloat, operand_size()});  // read twice
       Kernel("SumLosses", 0);
-      Product(ProductForm::kInputGradient, label, rows, width, classes, kFloat);
+      Product(label, {ProductForm::kInputGradient, rows, width, classes}, kFloat);
       WeightGradient(label, rows, dw);
     }
   });

@@ -44,13 +44,10 @@ at::Tensor DeferredWeights::InputOf(Ops& ops, int64_t rows, const at::Tensor& x_
   return inputs_.back().copy_RI;
 }
 
-void DeferredWeights::Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
-                          const at::Tensor& dw_OI, const at::Tensor& dbias_O, bool one_input) {
-  records_.push_back({.rows = rows,
-                      .dy_RO = CopyOf(ops, rows, dy_RO),
-                      .x_RI = InputOf(ops, rows, x_RI, one_input),
-                      .dw_OI = dw_OI,
-                      .dbias_O = dbias_O});
+void DeferredWeights::Add(Ops& ops, Record record, bool one_input) {
+  record.dy_RO = CopyOf(ops, record.rows, record.dy_RO);
+  record.x_RI = InputOf(ops, record.rows, record.x_RI, one_input);
+  records_.push_back(std::move(record));
 }
 
 void DeferredWeights::Compute(Ops& ops, const LayerDone* layer_done) const {

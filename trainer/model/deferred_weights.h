@@ -51,11 +51,15 @@ class DeferredWeights {
   DeferredWeights(DeferredWeights&&) = default;
   DeferredWeights& operator=(DeferredWeights&&) = default;
 
-  // Records the call LinearBackwardWeight(rows, dy, x, dw, dbias). dw and dbias are accumulators
-  // and stay where they are; the first `rows` rows of dy and x are copied. `one_input`: x holds the
-  // same numbers in all such calls up to Run, so that one copy serves them.
-  void Add(Ops& ops, int64_t rows, const at::Tensor& dy_RO, const at::Tensor& x_RI,
-           const at::Tensor& dw_OI, const at::Tensor& dbias_O, bool one_input);
+  // The arguments of a call of LinearBackwardWeight. dw and dbias are accumulators.
+  struct Record {
+    int64_t rows;
+    at::Tensor dy_RO, x_RI, dw_OI, dbias_O;
+  };
+
+  // Records the call, with copies of the first `rows` rows of dy and x. `one_input`: x holds the
+  // same numbers in all such calls up to Compute, so that one copy serves them.
+  void Add(Ops& ops, Record record, bool one_input);
 
   // Ends the records of `layer`: those added since the last call of EndLayer.
   void EndLayer(int layer) { ends_.push_back({records_.size(), layer}); }
@@ -71,10 +75,6 @@ class DeferredWeights {
   int64_t bytes() const;  // of the copies held now
 
  private:
-  struct Record {
-    int64_t rows;
-    at::Tensor dy_RO, x_RI, dw_OI, dbias_O;
-  };
   struct Input {
     const void* original;
     at::Tensor copy_RI;

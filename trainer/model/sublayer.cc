@@ -27,7 +27,7 @@ void LinearLayer::AddGradients(const PassContext& pass, const at::Tensor& dy, co
                                const at::Tensor& dbias, bool one_input) const {
   const int64_t rows = pass.rows->count;
   if (DeferredWeights* const deferred = pass.microbatch->deferred; deferred != nullptr) {
-    deferred->Add(*pass.ops, rows, dy, x, dweight_, dbias, one_input);
+    deferred->Add(*pass.ops, {rows, dy, x, dweight_, dbias}, one_input);
   } else {
     pass.ops->LinearBackwardWeight(rows, dy, x, dweight_, dbias);
   }

@@ -347,11 +347,11 @@ TEST(Audit, TrainRefusesAModelWhoseWeightsAreNotWhatTheoryWants) {
   Logger log({.stream = &text});
   auto start = ResolveRun(run, {.root = root.string()}, alone, *fs, log);
   ASSERT_TRUE(start.ok()) << start.status();
-  EXPECT_TRUE(MakeTrainSession(*start, "", alone, *fs, log).ok());
+  EXPECT_TRUE(MakeTrainSession(*start, {}, alone, *fs, log).ok());
   for (Parameter& p : start->inventory.parameters) {
     if (p.name == "decoder.layers.1.fc1.weight") p.initial_std *= 1.5;
   }
-  const absl::Status refused = MakeTrainSession(*start, "", alone, *fs, log).status();
+  const absl::Status refused = MakeTrainSession(*start, {}, alone, *fs, log).status();
   EXPECT_EQ(GetExitCode(refused), ExitCode::kPreflight) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("decoder.layers.1.fc1.weight"));
   start->lock.reset();

@@ -114,7 +114,7 @@ TEST(LayerMeter, NormsAreThoseOfNamedTensorsLayerByLayer) {
       const Tensors before = WeightsOf(parameters);
       const auto result =
           RunTrainStep({{mb}, mb.num_source_tokens, mb.num_target_tokens}, step, step + 1, **part,
-                       {}, {.before_update = [&] { meter.Remember(parameters.weights()); }});
+                       {.before_update = [&] { meter.Remember(parameters.weights()); }});
       ASSERT_TRUE(result.ok()) << result.status();
       const auto layers = meter.Measure(*(*part)->ops, parameters, (*part)->groups.all);
       ASSERT_TRUE(layers.ok()) << layers.status();

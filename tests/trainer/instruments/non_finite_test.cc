@@ -235,7 +235,7 @@ TEST(LocateNonFinite, SaysThatAStepWasFiniteAndLeavesNoTrace) {
         OnAllRanks(run, layout, [&](RankContext& context) -> absl::StatusOr<NonFiniteRecord> {
           // The same step, not updated, before and after.
           const auto withhold = [&]() {
-            return RunTrainStep(batch, 1, 1, context, {},
+            return RunTrainStep(batch, 1, 1, context,
                                 {.wanted = [](double, double) { return false; }});
           };
           ASSIGN_OR_RETURN(const StepResult before, withhold());
