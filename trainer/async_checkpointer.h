@@ -42,13 +42,7 @@ struct AsyncCheckpointerOptions {
 //
 // One save is under way at a time. A save that fails costs the run nothing but the checkpoint: what
 // it left is removed, and outcome() and the SaveRecord have the error. A GPU that fails ends the
-// run.
-//
-// Example, at the end of every step:
-//   double waiting = saver.Ready() ? 0.0 : 1.0;
-//   RETURN_IF_ERROR(world.AllReduceSum(std::span(&waiting, 1)));
-//   if (saver.busy() && waiting == 0.0) RETURN_IF_ERROR(saver.Advance());
-//   if (time_to_save && !saver.busy()) saver.Begin(state);
+// run. CheckpointPolicy says when to call what.
 class AsyncCheckpointer {
  public:
   // `fs`, `context` and what `options` point to outlive this.

@@ -1,6 +1,5 @@
-// Bytes are those of the tensors that a kernel reads and writes: rows of activations, and matrices
-// of products; once each, but where it is said that they are read again. Vectors of features,
-// offsets and statistics of rows count nothing.
+// Bytes are those of rows of activations and matrices of products, once each but where it is said
+// that they are read again. Vectors of features, offsets and statistics of rows count nothing.
 #include "trainer/model/cost_ops.h"
 
 #include <algorithm>

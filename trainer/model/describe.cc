@@ -1,7 +1,4 @@
-// Layers are appended in chain order, each with its costs, its parameters and what it keeps, holds
-// and uses of a full microbatch. The figures of memory stand nowhere else: tests hold them to the
-// bytes that layers allocate. Which parameters and which memory a layer has follows from the
-// model's scheme (trainer/model/scheme.h).
+// The figures of memory stand nowhere else: tests hold them to the bytes that layers allocate.
 //
 // Operations are those of a full microbatch (S source, T target positions) whose sentences have
 // mean length S/B and T/B: two per multiply-add of each matrix product, attention over whole
@@ -156,10 +153,9 @@ void AddOutputMemory(const ModelSpec& model, int64_t rows, Layer& layer) {
       {.bytes = kFloatBytes * (3 * logits + vocabulary * model.d_model()), .copies = logits}};
 }
 
-// Returns what the layers of a stack share. Temporaries are counted by reading each operation of
-// LibTorch's kernels: an expression's temporaries live until its end. Attention works sentence by
-// sentence and is left out; dropout's decisions are made on the host in float64, which a GPU does
-// not see, so that its figures are upper bounds.
+// Returns what the layers of a stack share. Temporaries are those of LibTorch's kernels, where an
+// expression's live until its end; attention works sentence by sentence and is left out. Dropout's
+// decisions are made on the host in float64: upper bounds for a GPU.
 Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   const int64_t d = model.d_model(), f = model.ffn_dim();
   Stack stack{.stream_elements = rows * d};
@@ -230,7 +226,6 @@ class Builder {
   void AddEmbedding(bool source);
   void AddStackLayer(bool source, int index);
   double LayerFlops(bool source) const;
-  int64_t BatchBytes(int64_t rows) const;
   void AddOutput();
 
   // Parameters of the layer that was added last, in flat order.
@@ -310,7 +305,6 @@ void Builder::AddStackLayer(bool source, int index) {
   AddStackEnd(stack);
 }
 
-// Products: q, k, v, out (4 d^2), feed-forward (2 d f), scores and mixing of attention.
 double Builder::LayerFlops(bool source) const {
   const auto mean = [&](int64_t rows) {  // length of a sentence
     return static_cast<double>(rows) / std::max(1, batch_.max_sentences());
@@ -477,19 +471,16 @@ std::string WhyInOnePiece(const ModelSpec& model) {
   return KeepsHistory(model) ? "model.residual: DLCL: a layer reads all before it" : "";
 }
 
-// A row has a token, a position, a pair and a label, and stands twice in an order of rows, each
-// with an index and a start. Arrays are padded.
-int64_t Builder::BatchBytes(int64_t rows) const {
-  constexpr int64_t kNumberBytes = 4, kPadding = 256;
-  return kNumberBytes * (10 * rows + batch_.max_sentences()) + kPadding;
-}
-
 Inventory Builder::Build() && {
+  constexpr int64_t kNumberBytes = 4, kPadding = 256;  // of arrays of a batch
   inventory_.one_piece = WhyInOnePiece(model_);
   for (const bool source : {true, false}) {
     if (source && !IsEncoderDecoder(model_)) continue;
     inventory_.stacks.push_back(DescribeStack(model_, Rows(source), batch_.max_sentences()));
-    inventory_.batch_bytes += BatchBytes(Rows(source));
+    // A row has a token, a position, a pair and a label, and stands twice in an order of rows, each
+    // with an index and a start.
+    inventory_.batch_bytes +=
+        kNumberBytes * (10 * Rows(source) + batch_.max_sentences()) + kPadding;
     AddEmbedding(source);
     const int layers = LayersOf(model_, source ? 0 : LabelledStack(model_));
     for (int i = 0; i < layers; ++i) AddStackLayer(source, i);

@@ -1,17 +1,10 @@
 // Layers of a stack, and a run of them with one level of recomputation.
 //
 // LayerStack is all that a chunk of the model has to know. Only this class decides which layer
-// keeps what, and when it recomputes what was not kept (trainer/model/describe.h says what
-// the levels are, docs/design/recomputation.md why they give equal bits). A chunk calls, for each
-// microbatch,
-//
-//   stack.Forward(pass, stream, kept)         stream: embedded or received rows on entry, the
-//                                             stack's output on return
-//   stack.Backward(pass, dstream_RD, kept)    gradient of the output on entry, of the input on
-//                                             return
-//
-// with the same rows, seed and step. Kept lives from the one to the other; SegmentWorkspace is
-// shared by all runs of a stack on a rank and holds nothing that another action needs.
+// keeps what, and when it recomputes what was not kept (trainer/model/describe.h says what the
+// levels are, docs/design/recomputation.md why they give equal bits). Kept lives from a
+// microbatch's Forward to its Backward; SegmentWorkspace is shared by all runs of a stack on a rank
+// and holds nothing that another action needs.
 //
 // Letters: R rows, D width.
 #pragma once
@@ -186,11 +179,12 @@ class LayerStack {
   // that will use `segment` calls this once, before its first pass.
   void Prepare(SegmentWorkspace& segment) const;
 
-  // In training `kept` is filled. `segment` is used only at FULL.
+  // `stream`: embedded or received rows on entry, the stack's output on return. In training `kept`
+  // is filled. `segment` is used only at FULL.
   void Forward(const PassContext& pass, const ResidualStream& stream, Kept& kept,
                SegmentWorkspace& segment) const;
-  // `dstream_RD` (residual), in place. Runs no collective and changes nothing but `kept`, the
-  // workspaces, gradients, and the encoder output's gradient.
+  // `dstream_RD` (residual): gradient of the output on entry, of the input on return. With rows,
+  // seed and step of Forward. Changes nothing but `kept`, workspaces and gradients.
   void Backward(const PassContext& pass, const at::Tensor& dstream_RD, Kept& kept,
                 SegmentWorkspace& segment) const;
   void Refresh();
