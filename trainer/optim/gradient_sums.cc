@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
@@ -26,15 +27,9 @@ at::Tensor AddTwo(Ops& ops, const at::Tensor& x, const at::Tensor& y, const at::
 }  // namespace
 
 void ReplicaTree::Push(Ops& ops, const at::Tensor& gradient) {
-  at::Tensor buffer;
-  if (free_.empty()) {
-    buffer = at::empty_like(gradient);
-  } else {
-    buffer = free_.back();
-    free_.pop_back();
-  }
-  buffer.copy_(gradient);
-  pending_.push_back({0, buffer});
+  if (free_.empty()) free_.push_back(at::empty_like(gradient));
+  pending_.push_back({0, free_.back().copy_(gradient)});
+  free_.pop_back();
   while (pending_.size() > 1 && pending_.back().height == pending_[pending_.size() - 2].height) {
     const Subtree right = pending_.back();
     pending_.pop_back();
@@ -113,60 +108,50 @@ absl::Status HierarchicalReduceScatter::Launch(const GradientPiece& piece, size_
         gradient_.narrow(0, piece.of.gradient + borders[r], borders[r + 1] - borders[r]));
   }
   const int64_t bytes = (borders.back() - borders.front()) * int64_t{sizeof(float)};
-  InFlight flight{.piece = &piece, .level = level};
+  InFlight flight{.piece = &piece, .level = level, .own = shares[group.rank()]};
   flight.span = {trace_, {.kind = TraceKind::kSum, .bytes = bytes}};
-  return summed_on_the_way_ ? LaunchSum(group, shares, std::move(flight))
-                            : LaunchExchange(group, shares, std::move(flight));
+  ASSIGN_OR_RETURN(flight.transfer, summed_on_the_way_ ? LaunchSum(group, shares, flight)
+                                                       : LaunchExchange(group, shares, flight));
+  waiting_ += flight.received_elements;
+  in_flight_.push_back(std::move(flight));
+  return absl::OkStatus();
 }
 
-absl::Status HierarchicalReduceScatter::LaunchExchange(Communicator& group,
-                                                       std::span<const at::Tensor> shares,
-                                                       InFlight flight) {
-  const at::Tensor& own = shares[group.rank()];
-  flight.received = AcquireBuffer((group.size() - 1) * own.numel());
+Communicator::TransferOr HierarchicalReduceScatter::LaunchExchange(
+    Communicator& group, std::span<const at::Tensor> shares, InFlight& flight) {
+  const int64_t own = flight.own.numel();
+  flight.received = AcquireBuffer((group.size() - 1) * own);
   std::vector<Buffer> send, receive;
   for (int r = 0; r < group.size(); ++r) {
     const bool self = r == group.rank();
-    flight.parts.push_back(self ? own
-                                : flight.received.narrow(0, flight.received_elements, own.numel()));
-    if (!self) flight.received_elements += own.numel();
+    flight.parts.push_back(self ? flight.own
+                                : flight.received.narrow(0, flight.received_elements, own));
+    if (!self) flight.received_elements += own;
     send.push_back(BufferOf(ops_, shares[r]));
     receive.push_back(BufferOf(ops_, flight.parts.back()));
   }
-  ASSIGN_OR_RETURN(flight.transfer, group.AllToAll(send, receive));
-  Keep(std::move(flight));
-  return absl::OkStatus();
+  return group.AllToAll(send, receive);
 }
 
-absl::Status HierarchicalReduceScatter::LaunchSum(Communicator& group,
-                                                  std::span<const at::Tensor> shares,
-                                                  InFlight flight) {
-  flight.own = shares[group.rank()];
+Communicator::TransferOr HierarchicalReduceScatter::LaunchSum(Communicator& group,
+                                                              std::span<const at::Tensor> shares,
+                                                              InFlight& flight) {
   int64_t most = 0;
   for (const at::Tensor& share : shares) most = std::max(most, share.numel());
-  const auto fills = [&](const at::Tensor& share) { return share.numel() == most; };
-  at::Tensor blocks;
-  if (std::all_of(shares.begin(), shares.end(), fills)) {
-    blocks = gradient_.narrow(0, shares[0].storage_offset() - gradient_.storage_offset(),
-                              most * group.size());
+  if (absl::c_all_of(shares, [&](const at::Tensor& share) { return share.numel() == most; })) {
     flight.sum = flight.own;
-  } else {
-    flight.received_elements = most * group.size();
-    flight.received = AcquireBuffer(flight.received_elements);
-    blocks = flight.received.narrow(0, 0, flight.received_elements);
-    for (int r = 0; r < group.size(); ++r) {
-      blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
-    }
-    flight.sum = blocks.narrow(0, group.rank() * most, flight.own.numel());
+    return group.ReduceScatter(
+        BufferOf(ops_, gradient_.narrow(0, shares[0].storage_offset() - gradient_.storage_offset(),
+                                        most * group.size())));
   }
-  ASSIGN_OR_RETURN(flight.transfer, group.ReduceScatter(BufferOf(ops_, blocks)));
-  Keep(std::move(flight));
-  return absl::OkStatus();
-}
-
-void HierarchicalReduceScatter::Keep(InFlight flight) {
-  waiting_ += flight.received_elements;
-  in_flight_.push_back(std::move(flight));
+  flight.received_elements = most * group.size();
+  flight.received = AcquireBuffer(flight.received_elements);
+  const at::Tensor blocks = flight.received.narrow(0, 0, flight.received_elements);
+  for (int r = 0; r < group.size(); ++r) {
+    blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
+  }
+  flight.sum = blocks.narrow(0, group.rank() * most, flight.own.numel());
+  return group.ReduceScatter(BufferOf(ops_, blocks));
 }
 
 absl::Status HierarchicalReduceScatter::FinishOldest() {
@@ -206,74 +191,6 @@ at::Tensor HierarchicalReduceScatter::AcquireBuffer(int64_t elements) {
   return at::empty({elements}, gradient_.options());
 }
 
-TiedSums::TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied,
-                   const Groups& groups)
-    : ops_(ops),
-      gradient_(std::move(gradient)),
-      tied_(std::move(tied)),
-      stages_(groups.stages),
-      limit_(groups.limit) {
-  for (const TiedTensor& tensor : tied_) {
-    for (const TiedTensor::Use& use : tensor.uses) {
-      const bool here = use.stage == (stages_ == nullptr ? 0 : stages_->rank());
-      DEEPNET_CHECK_EQ(here, use.gradient >= 0) << "stage " << use.stage;
-    }
-  }
-}
-
-absl::Status TiedSums::Fold() {
-  for (const TiedTensor& tensor : tied_) {
-    for (const TiedTensor::Share& share : tensor.shares) {
-      RETURN_IF_ERROR(FoldShare(tensor, share));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Returns the place of a use of the share: in the gradient, or new memory for one that another
-// stage sends.
-at::Tensor TiedSums::PlaceOf(const TiedTensor::Use& use, const TiedTensor::Share& share) {
-  if (use.gradient < 0) return at::empty({share.count}, gradient_.options());
-  return gradient_.narrow(0, use.gradient + share.begin, share.count);
-}
-
-absl::Status TiedSums::FoldShare(const TiedTensor& tensor, const TiedTensor::Share& share) {
-  std::vector<at::Tensor> uses;
-  int home = -1;
-  for (const TiedTensor::Use& use : tensor.uses) {
-    if (home < 0 && use.gradient >= 0) home = static_cast<int>(uses.size());
-    uses.push_back(PlaceOf(use, share));
-  }
-  RETURN_IF_ERROR(Exchange(tensor, uses));
-  AddParts(ops_, uses, home, FAST);
-  return absl::OkStatus();
-}
-
-// Sends each use to every stage that lacks it. The tag is the use's place in the order.
-absl::Status TiedSums::Exchange(const TiedTensor& tensor, std::span<const at::Tensor> uses) {
-  std::set<int> others;
-  for (const TiedTensor::Use& use : tensor.uses) {
-    if (use.gradient < 0) others.insert(use.stage);
-  }
-  std::vector<std::unique_ptr<Transfer>> transfers;
-  for (int u = 0; u < static_cast<int>(uses.size()); ++u) {
-    const Buffer buffer = BufferOf(ops_, uses[u]);
-    if (tensor.uses[u].gradient < 0) {
-      ASSIGN_OR_RETURN(auto transfer, stages_->Receive(buffer, tensor.uses[u].stage, u));
-      transfers.push_back(std::move(transfer));
-      continue;
-    }
-    for (const int other : others) {
-      ASSIGN_OR_RETURN(auto transfer, stages_->Send(buffer, other, u));
-      transfers.push_back(std::move(transfer));
-    }
-  }
-  for (const auto& transfer : transfers) {
-    RETURN_IF_ERROR(Named(transfer->Wait(limit_), "sum over the uses of a tied tensor"));
-  }
-  return absl::OkStatus();
-}
-
 GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                            GradientSumsOptions options)
     : ops_(ops),
@@ -282,7 +199,14 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
       options_(options),
       trees_(layout_.buckets.size()),
       done_(layout_.buckets.size()),
-      tied_(ops, parameters.gradient(), layout_.tied, groups) {
+      stages_(groups.stages),
+      limit_(groups.limit) {
+  const int stage = stages_ == nullptr ? 0 : stages_->rank();
+  for (const TiedTensor& tensor : layout_.tied) {
+    for (const TiedTensor::Use& use : tensor.uses) {
+      DEEPNET_CHECK_EQ(use.stage == stage, use.gradient >= 0) << "stage " << use.stage;
+    }
+  }
   parameters.ShardMoments(layout_.StateElements());  // before a checkpoint is read into them
   const int num_replicas = groups.replicas == nullptr ? 1 : groups.replicas->size();
   DEEPNET_CHECK_EQ(num_replicas, layout_.num_replicas);
@@ -300,16 +224,12 @@ void GradientSums::BeginStep() {
   parameters_.gradient().zero_();
 }
 
-at::Tensor GradientSums::BucketGradient(int bucket) const {
-  const GradientBucket& b = layout_.buckets[bucket];
-  return parameters_.gradient().narrow(0, b.begin, b.count);
-}
-
 absl::Status GradientSums::ReplicaDone(int bucket) {
   DEEPNET_CHECK_LT(done_[bucket], options_.local_replicas) << "bucket " << bucket;
   const bool last = ++done_[bucket] == options_.local_replicas;
   if (options_.order != FAST) {
-    const at::Tensor gradient = BucketGradient(bucket);
+    const GradientBucket& elements = layout_.buckets[bucket];
+    const at::Tensor gradient = parameters_.gradient().narrow(0, elements.begin, elements.count);
     if (!last) {
       trees_[bucket].Push(ops_, gradient);
       gradient.zero_();
@@ -338,7 +258,54 @@ absl::Status GradientSums::Finish() {
     RETURN_IF_ERROR(exchange_->Finish());
   }
   const TraceSpan span(trace_, {.kind = TraceKind::kTied});
-  return tied_.Fold();
+  for (const TiedTensor& tensor : layout_.tied) {
+    for (const TiedTensor::Share& share : tensor.shares) {
+      RETURN_IF_ERROR(FoldTied(tensor, share));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Sums a share of a tied tensor over its uses in the order of the chain, (source + target) +
+// output, into the place of the first use here. Every stage sends its uses to the other stages that
+// have one, and each adds for itself.
+absl::Status GradientSums::FoldTied(const TiedTensor& tensor, const TiedTensor::Share& share) {
+  const at::Tensor& gradient = parameters_.gradient();
+  std::vector<at::Tensor> uses;
+  int home = -1;
+  for (const TiedTensor::Use& use : tensor.uses) {
+    const bool here = use.gradient >= 0;
+    if (home < 0 && here) home = static_cast<int>(uses.size());
+    uses.push_back(here ? gradient.narrow(0, use.gradient + share.begin, share.count)
+                        : at::empty({share.count}, gradient.options()));
+  }
+  RETURN_IF_ERROR(ExchangeUses(tensor, uses));
+  AddParts(ops_, uses, home, FAST);
+  return absl::OkStatus();
+}
+
+// Sends each use to every stage that lacks it. The tag is the use's place in the order.
+absl::Status GradientSums::ExchangeUses(const TiedTensor& tensor,
+                                        std::span<const at::Tensor> uses) {
+  std::set<int> others;
+  for (const TiedTensor::Use& use : tensor.uses) {
+    if (use.gradient < 0) others.insert(use.stage);
+  }
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (int u = 0; u < std::ssize(uses); ++u) {
+    const Buffer buffer = BufferOf(ops_, uses[u]);
+    if (tensor.uses[u].gradient < 0) {
+      ASSIGN_OR_RETURN(transfers.emplace_back(), stages_->Receive(buffer, tensor.uses[u].stage, u));
+      continue;
+    }
+    for (const int other : others) {
+      ASSIGN_OR_RETURN(transfers.emplace_back(), stages_->Send(buffer, other, u));
+    }
+  }
+  for (const auto& transfer : transfers) {
+    RETURN_IF_ERROR(Named(transfer->Wait(limit_), "sum over the uses of a tied tensor"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace deepnet

@@ -95,19 +95,20 @@ class HierarchicalReduceScatter {
   struct InFlight {
     const GradientPiece* piece = nullptr;
     size_t level = 0;
-    at::Tensor received;  // the other replicas' parts of this one's share, or blocks to be summed
+    at::Tensor own;       // this replica's share, in the gradient
+    at::Tensor received;  // the other replicas' parts of it, or blocks to be summed
     int64_t received_elements = 0;
-    std::vector<at::Tensor> parts;  // in the order of ranks; the own one lies in the gradient
-    at::Tensor own, sum;  // where parts are not added here: the sum, and the place where it belongs
+    std::vector<at::Tensor> parts;  // in the order of ranks, `own` among them
+    at::Tensor sum;                 // where parts are not added here: their sum
     std::unique_ptr<Transfer> transfer;
     TraceSpan span;
   };
 
   absl::Status Launch(const GradientPiece& piece, size_t level);
-  absl::Status LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
-                              InFlight flight);
-  absl::Status LaunchSum(Communicator& group, std::span<const at::Tensor> shares, InFlight flight);
-  void Keep(InFlight flight);
+  Communicator::TransferOr LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
+                                          InFlight& flight);
+  Communicator::TransferOr LaunchSum(Communicator& group, std::span<const at::Tensor> shares,
+                                     InFlight& flight);
   absl::Status FinishOldest();
   absl::Status LaunchNextLevels();
   at::Tensor AcquireBuffer(int64_t elements);
@@ -122,30 +123,6 @@ class HierarchicalReduceScatter {
   std::deque<InFlight> in_flight_;
   int64_t waiting_ = 0;  // elements of in_flight_
   RankTrace* trace_ = nullptr;
-};
-
-// Sums the gradient of a tensor that several layers use, over its uses in the order of the chain:
-// (source + target) + output, on whichever pipeline stages those layers are.
-class TiedSums {
- public:
-  // `gradient` is the rank's whole buffer; `groups.stages` is the pipeline.
-  TiedSums(Ops& ops, at::Tensor gradient, std::vector<TiedTensor> tied, const Groups& groups);
-
-  // Sums this replica's shares of every tied tensor into the place of the first use here. Every
-  // stage sends its uses to the other stages that have one, and each adds for itself. Collective
-  // over the stages that hold the same tied tensors.
-  absl::Status Fold();
-
- private:
-  absl::Status FoldShare(const TiedTensor& tensor, const TiedTensor::Share& share);
-  absl::Status Exchange(const TiedTensor& tensor, std::span<const at::Tensor> uses);
-  at::Tensor PlaceOf(const TiedTensor::Use& use, const TiedTensor::Share& share);
-
-  Ops& ops_;
-  at::Tensor gradient_;
-  std::vector<TiedTensor> tied_;
-  Communicator* stages_;  // null: one stage
-  absl::Duration limit_;
 };
 
 struct GradientSumsOptions {
@@ -181,8 +158,9 @@ class GradientSums {
   absl::Status Finish();
 
  private:
-  at::Tensor BucketGradient(int bucket) const;
   absl::Status StartComplete();
+  absl::Status FoldTied(const TiedTensor& tensor, const TiedTensor::Share& share);
+  absl::Status ExchangeUses(const TiedTensor& tensor, std::span<const at::Tensor> uses);
 
   Ops& ops_;
   Parameters& parameters_;
@@ -192,7 +170,8 @@ class GradientSums {
   std::vector<int> done_;           // [bucket], virtual replicas
   int started_ = 0;                 // the exchanges of buckets from here on have been started
   std::unique_ptr<HierarchicalReduceScatter> exchange_;  // null: one replica
-  TiedSums tied_;
+  Communicator* stages_;                                 // null: one stage
+  absl::Duration limit_;
   RankTrace* trace_ = nullptr;
 };
 

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 

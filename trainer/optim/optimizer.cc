@@ -7,10 +7,8 @@
 
 #include <ATen/ATen.h>
 
-#include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/memory.h"
-#include "trainer/optim/groups.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {
@@ -24,8 +22,7 @@ OptimizerStep::OptimizerStep(const OptimSpec& optim, const Inventory& whole, Sha
       replica_check_(whole, layout_) {
   std::vector<GradientUse> uses = layout_.uses;
   std::erase_if(uses, [](const GradientUse& use) { return !use.first_here; });
-  std::sort(uses.begin(), uses.end(),
-            [](const GradientUse& a, const GradientUse& b) { return a.weight < b.weight; });
+  std::ranges::sort(uses, {}, &GradientUse::weight);
   auto use = uses.begin();
   for (const Extent& extent : layout_.extents) {
     for (int64_t done = 0; done < extent.count;) {
@@ -55,21 +52,18 @@ void OptimizerStep::AddRange(const Range& range) {
   ranges_.push_back(range);
 }
 
-absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                                  double gradient_norm, double loss, double unit,
-                                                  RankTrace* trace) const {
+absl::StatusOr<UpdateResult> OptimizerStep::Apply(Ops& ops, Parameters& parameters,
+                                                  const StepFigures& step, RankTrace* trace) const {
+  const auto& [update, gradient_norm, loss, unit] = step;
   // Checked before the update, which overwrites all copies but the owner's.
   if (update % kUpdatesPerReplicaCheck == 0) {
     RETURN_IF_ERROR(replica_check_.Run(parameters.weights(), groups_));
   }
-  if (!std::isfinite(gradient_norm) || !std::isfinite(loss)) {
-    return Withhold(update, gradient_norm);
-  }
-  UpdateResult result{.gradient_norm = gradient_norm, .rate = LearningRate(optim_, update)};
-  double scale = unit;
-  if (optim_.clip_norm() > 0 && gradient_norm > optim_.clip_norm()) {
-    scale = optim_.clip_norm() / gradient_norm * unit;
-  }
+  UpdateResult result = Withhold(update, gradient_norm);
+  if (!std::isfinite(gradient_norm) || !std::isfinite(loss)) return result;
+  result.skipped = false;
+  const bool clips = optim_.clip_norm() > 0 && gradient_norm > optim_.clip_norm();
+  const double scale = clips ? optim_.clip_norm() / gradient_norm * unit : unit;
   Update(ops, parameters, update, result.rate, scale);
   const TraceSpan span(trace, {.kind = TraceKind::kGather});
   RETURN_IF_ERROR(GatherWeights(ops, parameters.weights()));
@@ -142,8 +136,8 @@ absl::Status OptimizerStep::GatherWeights(const Ops& ops, const at::Tensor& weig
           all.push_back(BufferOf(
               ops, weights.narrow(0, piece.of.weight + borders[r], borders[r + 1] - borders[r])));
         }
-        ASSIGN_OR_RETURN(auto transfer, levels[level]->AllGather(all[levels[level]->rank()], all));
-        transfers.push_back(std::move(transfer));
+        ASSIGN_OR_RETURN(transfers.emplace_back(),
+                         levels[level]->AllGather(all[levels[level]->rank()], all));
       }
     }
     for (const auto& transfer : transfers) {

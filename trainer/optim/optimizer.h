@@ -22,6 +22,14 @@ namespace deepnet {
 // Updates between two checks that ranks hold the same weights (replica_check.h).
 inline constexpr int64_t kUpdatesPerReplicaCheck = 100;
 
+// The figures of a step on which its update depends.
+struct StepFigures {
+  int64_t update = 1;          // the update's number, >= 1
+  double gradient_norm = 0.0;  // OptimizerStep::Norm() times `unit`
+  double loss = 0.0;           // of the whole step; like the norm, checked for being finite
+  double unit = 1.0;           // undoes what the loss was scaled by
+};
+
 struct UpdateResult {
   double gradient_norm = 0.0;  // before clipping, of the whole model (step_totals.h)
   double rate = 0.0;           // learning rate used
@@ -41,14 +49,11 @@ class OptimizerStep {
     return norm_.Compute(ops, parameters.gradient(), groups_);
   }
 
-  // Applies update number `update` >= 1, from the layout's extents of parameters.gradient(), whose
-  // Norm() times `unit` is `gradient_norm`; `unit` undoes what the loss was scaled by. `loss`, that
-  // of the whole step, is only checked for being finite, as the norm is. Afterwards all weights of
+  // Updates weights from the layout's extents of parameters.gradient(). Afterwards all weights of
   // the rank are new and their working copies are stale (Transformer::Refresh). Collective over the
   // groups; every rank gets the same result. Fails with ExitCode::kReplicasDisagree if ranks turn
   // out to differ. `trace`, which may be null, is told how long the new weights are gathered.
-  absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, int64_t update,
-                                     double gradient_norm, double loss, double unit = 1.0,
+  absl::StatusOr<UpdateResult> Apply(Ops& ops, Parameters& parameters, const StepFigures& step,
                                      RankTrace* trace = nullptr) const;
 
   // Makes the average of parameters.average() that of the weights as they are, before the first

@@ -1,8 +1,7 @@
 #include "trainer/optim/replica_check.h"
 
 #include <map>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,31 +17,12 @@ namespace {
 
 constexpr int64_t kNotHere = -1;
 
-// One rank's view: its rank in the world and, for each compared parameter, a checksum or kNotHere.
-struct View {
-  int64_t rank = 0;
-  std::vector<int64_t> checksums;
-};
+// A tensor's name and checksum here, or kNotHere.
+using Checked = std::pair<std::string, int64_t>;
 
 int64_t Checksum(const at::Tensor& weights) {
   const at::Tensor here = weights.cpu();
   return Crc32c({static_cast<const char*>(here.data_ptr()), here.nbytes()});
-}
-
-absl::StatusOr<std::vector<View>> GatherViews(Communicator& group, const View& mine,
-                                              absl::Duration limit) {
-  std::vector<int64_t> sent = {mine.rank};
-  sent.insert(sent.end(), mine.checksums.begin(), mine.checksums.end());
-  std::vector<std::vector<int64_t>> received(group.size(), sent);
-  std::vector<Buffer> all;
-  for (std::vector<int64_t>& one : received) all.push_back(Buffer::Of(std::span(one)));
-  ASSIGN_OR_RETURN(auto transfer, group.AllGather(all[group.rank()], all));
-  RETURN_IF_ERROR(Named(transfer->Wait(limit), "checksums of weights"));
-  std::vector<View> views;
-  for (const std::vector<int64_t>& one : received) {
-    views.push_back({one[0], {one.begin() + 1, one.end()}});
-  }
-  return views;
 }
 
 // "ranks 0, 2 hold 1234abcd, rank 1 holds 00000000".
@@ -55,19 +35,25 @@ std::string WhoHoldsWhat(const std::map<int64_t, std::vector<int64_t>>& ranks_by
   return absl::StrJoin(parts, "; ");
 }
 
-absl::Status CompareOver(Communicator* group, absl::Duration limit, const View& mine,
-                         const std::vector<std::string>& names) {
+// Compares `mine` over the `group`. `rank`: of the world.
+absl::Status CompareOver(Communicator* group, absl::Duration limit, int64_t rank,
+                         const std::vector<Checked>& mine) {
   if (group == nullptr || group->size() == 1) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<View> views, GatherViews(*group, mine, limit));
-  for (size_t i = 0; i < names.size(); ++i) {
+  std::vector<int64_t> sent = {rank};
+  for (const auto& [name, checksum] : mine) sent.push_back(checksum);
+  std::vector<std::vector<int64_t>> received(group->size(), sent);
+  std::vector<Buffer> all;
+  for (std::vector<int64_t>& one : received) all.push_back(Buffer::Of(std::span(one)));
+  ASSIGN_OR_RETURN(const auto transfer, group->AllGather(all[group->rank()], all));
+  RETURN_IF_ERROR(Named(transfer->Wait(limit), "checksums of weights"));
+  for (size_t i = 0; i < mine.size(); ++i) {
     std::map<int64_t, std::vector<int64_t>> ranks_by_checksum;
-    for (const View& view : views) {
-      if (view.checksums[i] == kNotHere) continue;
-      ranks_by_checksum[view.checksums[i]].push_back(view.rank);
+    for (const std::vector<int64_t>& one : received) {
+      if (one[i + 1] != kNotHere) ranks_by_checksum[one[i + 1]].push_back(one[0]);
     }
     if (ranks_by_checksum.size() <= 1) continue;
     return WithExitCode(
-        absl::DataLossError(absl::StrCat("ranks disagree on ", names[i],
+        absl::DataLossError(absl::StrCat("ranks disagree on ", mine[i].first,
                                          ", checksums: ", WhoHoldsWhat(ranks_by_checksum))),
         ExitCode::kReplicasDisagree);
   }
@@ -96,22 +82,16 @@ ReplicaCheck::ReplicaCheck(const Inventory& whole, const ShardLayout& layout) {
 
 absl::Status ReplicaCheck::Run(const at::Tensor& weights, const Groups& groups) const {
   if (groups.world == nullptr || groups.world->size() == 1) return absl::OkStatus();
-  View held{groups.world->rank(), {}}, tied = held;
-  std::vector<std::string> held_names, tied_names;
+  std::vector<Checked> held, tied;
   for (const Compared& one : compared_) {
-    const int64_t checksum =
-        one.here ? Checksum(weights.narrow(0, one.weight, one.count)) : kNotHere;
-    if (one.here) {
-      held.checksums.push_back(checksum);
-      held_names.push_back(one.name);
-    }
-    if (one.tied) {
-      tied.checksums.push_back(checksum);
-      tied_names.push_back(one.name);
-    }
+    const Checked checked(one.name,
+                          one.here ? Checksum(weights.narrow(0, one.weight, one.count)) : kNotHere);
+    if (one.here) held.push_back(checked);
+    if (one.tied) tied.push_back(checked);
   }
-  RETURN_IF_ERROR(CompareOver(groups.replicas, groups.limit, held, held_names));
-  return CompareOver(groups.stages, groups.limit, tied, tied_names);
+  const int64_t rank = groups.world->rank();
+  RETURN_IF_ERROR(CompareOver(groups.replicas, groups.limit, rank, held));
+  return CompareOver(groups.stages, groups.limit, rank, tied);
 }
 
 }  // namespace deepnet

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
-#include <vector>
 
 #include "parallel/base/status_macros.h"
 

@@ -102,7 +102,7 @@ TEST(ModelUpdate, TheTraceIsThatOfAModelTrainedByHand) {
     testing::FoldTied(model.parameters(), *ops);
     const absl::StatusOr<double> norm = optimizer.Norm(*ops, model.parameters());
     ASSERT_TRUE(norm.ok()) << norm.status();
-    ASSERT_TRUE(optimizer.Apply(*ops, model.parameters(), step + 1, *norm, sums.loss).ok());
+    ASSERT_TRUE(optimizer.Apply(*ops, model.parameters(), {step + 1, *norm, sums.loss}).ok());
     model.Refresh();
     const at::Tensor change = rows(step + 1) - references[static_cast<size_t>(step + 1)];
     twin.push_back(change.norm().item<double>() / std::sqrt(static_cast<double>(change.size(0))));

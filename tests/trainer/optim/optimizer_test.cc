@@ -44,7 +44,7 @@ UpdateResult Apply(const OptimizerStep& step, Ops& ops, Parameters& parameters, 
   const absl::StatusOr<double> norm = step.Norm(ops, parameters);
   EXPECT_TRUE(norm.ok()) << norm.status();
   const absl::StatusOr<UpdateResult> result =
-      step.Apply(ops, parameters, update, norm.value_or(0.0), loss);
+      step.Apply(ops, parameters, {update, norm.value_or(0.0), loss});
   EXPECT_TRUE(result.ok()) << result.status();
   return result.value_or(UpdateResult());
 }

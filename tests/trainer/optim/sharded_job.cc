@@ -118,7 +118,7 @@ class Rank {
       }
       ASSIGN_OR_RETURN(const double norm, step_.Norm(*ops_, parameters_));
       ASSIGN_OR_RETURN(result.updates.emplace_back(),
-                       step_.Apply(*ops_, parameters_, update, norm, /*loss=*/1.0));
+                       step_.Apply(*ops_, parameters_, {update, norm, /*loss=*/1.0}));
     }
     for (const Parameter& p : parameters_.inventory().parameters) {
       result.names.push_back(p.name);
