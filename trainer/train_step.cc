@@ -85,10 +85,10 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
     return result;
   }
   const TraceSpan span(trace, {.kind = TraceKind::kUpdate});
-  ASSIGN_OR_RETURN(result.update,
-                   context.optimizer->Apply(
-                       *context.ops, context.model->parameters(),
-                       {update, gradient_norm, result.loss, result.gradient_unit}, trace));
+  ASSIGN_OR_RETURN(
+      result.update,
+      context.optimizer->Apply(*context.ops, context.model->parameters(),
+                               {update, gradient_norm, result.loss, result.gradient_unit}, trace));
   if (!result.update.skipped) context.model->Refresh();
   return result;
 }

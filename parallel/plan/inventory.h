@@ -30,6 +30,7 @@ struct Parameter {
   int zero_row = -1;           // this row, which nothing looks up, starts at 0; -1: none
 
   int64_t NumElements() const;
+  friend bool operator==(const Parameter&, const Parameter&) = default;
 };
 
 // A level of recomputation for the layers of a rank or of a stack.
@@ -58,6 +59,7 @@ struct ActivationBytes {
            (narrow ? widened * kFloatBytes : 0);
   }
   static constexpr int64_t kFloatBytes = 4;
+  friend bool operator==(const ActivationBytes&, const ActivationBytes&) = default;
 };
 
 // The stream of activations, which the layer behind a cut consumes: counted in that layer's
@@ -72,6 +74,8 @@ struct BoundaryTensor {
   std::string dtype;           // "float32"
   bool needs_gradient = true;
   int stack = 0;  // whose rows it has: tensors of one stack share buffers
+
+  friend bool operator==(const BoundaryTensor&, const BoundaryTensor&) = default;
 };
 
 // Matrices that one layer's deferred weight gradients hold from I to W.
@@ -79,6 +83,8 @@ struct PendingOperand {
   int64_t rows = 0, columns = 0;
   int count = 1;
   bool shared = false;  // one for all layers of a chunk
+
+  friend bool operator==(const PendingOperand&, const PendingOperand&) = default;
 };
 
 // The units of a device that a kernel's operations run on.
@@ -102,12 +108,16 @@ struct KernelWork {
   ProductForm form = ProductForm::kNone;
   double result_bytes = 0;  // of an element of a product's result, read and written
   bool alone = false;       // the launches are never joined with others
+
+  friend bool operator==(const KernelWork&, const KernelWork&) = default;
 };
 
 // The kernels that a layer launches for a full microbatch.
 struct LayerWork {
   std::vector<KernelWork> forward, backward_input, backward_weight;
   ByRecompute<std::vector<KernelWork>> recompute;  // of `forward`, again
+
+  friend bool operator==(const LayerWork&, const LayerWork&) = default;
 };
 
 // One indivisible piece of the chain. Its figures are those of a full microbatch.
@@ -135,6 +145,8 @@ struct Layer {
   // Buffers of the loss: of each list the largest is there, of `native_loss` with NATIVE products,
   // of `library_loss` with LIBRARY's, of `device_loss` on a device of its own.
   std::vector<ActivationBytes> native_loss, library_loss, device_loss;
+
+  friend bool operator==(const Layer&, const Layer&) = default;
 };
 
 // Layers in a row that are alike, work on rows of one kind and lend each other their buffers.
@@ -154,6 +166,8 @@ struct Stack {
   // products make again. FULL: the stream through a segment, beside what the segment's layers keep
   // at NONE; only where the rank has layers of the stack.
   ByRecompute<ActivationBytes> recomputed = {};
+
+  friend bool operator==(const Stack&, const Stack&) = default;
 };
 
 // All of a model. Parameters are in flat order: that of layers, and within one layer the model's.
@@ -170,6 +184,8 @@ struct Inventory {
 
   int64_t NumElements() const;  // of all parameters, each tied tensor once
   std::string Hash() const;     // hexadecimal FNV-1a of names and shapes in order
+
+  friend bool operator==(const Inventory&, const Inventory&) = default;
 };
 
 // Layers [first, end) of Inventory::layers.
@@ -178,6 +194,7 @@ struct LayerSpan {
   int end = 0;
 
   int NumLayers() const { return end - first; }
+  friend bool operator==(const LayerSpan&, const LayerSpan&) = default;
 };
 
 // Returns what a rank that computes `spans` holds; they ascend and do not overlap: their layers in

@@ -26,7 +26,6 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_shard.h"
-#include "trainer/data/prepare/corpus_passes.h"
 #include "trainer/data/prepare/parts.h"
 #include "trainer/data/prepare/sample_log.h"
 #include "trainer/data/prepare/scan.h"
@@ -583,35 +582,6 @@ TEST(SampleLog, GivesTheSampleOfOneReaderWhateverTheOrderAndSizes) {
     }
     int num_incomplete = 0;
     EXPECT_EQ(ByLogs(folder, streams, spec, &num_incomplete), direct.Take()) << round;
-  }
-}
-
-TEST(SampleTraining, LeavesOutTheSentencesThatWereAdded) {
-  const TempFolder folder;
-  TextPairs pairs;
-  std::vector<std::string> sentences;
-  for (int i = 0; i < 40; ++i) {
-    pairs.emplace_back(absl::StrCat("satz ", i), absl::StrCat("sentence ", i));
-    sentences.insert(sentences.end(), {pairs.back().first, pairs.back().second});
-  }
-  WritePairs(folder, "t", "de", "en", pairs);
-  LanguagePairTexts texts{.first = "de", .second = "en"};
-  texts.train.push_back({.first_file = folder.Path("t.de"), .second_file = folder.Path("t.en")});
-  HeldOutSentences none;
-  const TextFilter filter(CleaningSpec(), {"de", "en"}, &none);
-  // Languages share it by their lines: one that is counted twice moves the border.
-  const SentenceSampleSpec spec{.max_sentences = 20, .temperature = 1.0};
-  SentenceSample whole(spec);
-  const auto add = [&](SentenceSample& to, size_t i) {
-    to.Add(i % 2 == 0 ? "de" : "en", sentences[i]);
-  };
-  for (size_t i = 0; i < sentences.size(); ++i) add(whole, i);
-  const std::vector<std::string> expected = whole.Take();
-  for (size_t added = 0; added <= sentences.size(); ++added) {
-    SentenceSample sample(spec);
-    for (size_t i = 0; i < added; ++i) add(sample, i);
-    ASSERT_TRUE(SampleTraining(texts, filter, static_cast<int64_t>(added), &sample).ok());
-    EXPECT_EQ(sample.Take(), expected) << added;
   }
 }
 
