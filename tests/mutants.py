@@ -301,6 +301,22 @@ MUTANTS = {
     "unlike-stacks-are-imported": (FAIRSEQ, "        if encoder != decoder:\n", "        if encoder is None:\n", FAIRSEQ_TEST),
     "dropout-of-activations-has-another-name": (
         FAIRSEQ, 'self.value("activation_dropout", 0.0)', 'self.value("relu_dropout", 0.0)', FAIRSEQ_TEST),
+    "blocks-that-are-joined-have-the-lines-of-the-first": (
+        DATA + "prepare/scan.cc", "      last.set_lines(last.lines() + blocks_[i].lines());\n", "",
+        "trainer_data_prepare_test --gtest_filter=PrepareOnRanks.*"),
+    "another-threshold-is-the-same-scan": (
+        DATA + "prepare/scan.cc", '" ", text.score_threshold.value_or(-1.0), " "', '" "', PARTS),
+    "examples-are-those-of-the-last-batch": (
+        DATA + "prepare/cleaning.cc", "if (lines[reason] == 0) examples[reason] = later",
+        "if (later.lines[reason] > 0) examples[reason] = later", "trainer_data_prepare_test --gtest_filter=DropCounts.*"),
+    "figures-come-after-the-end": (
+        "trainer/telemetry/run_recorder.cc", "if (left > 0 && *seconds >= left)", "if (left < 0 && *seconds >= left)",
+        "trainer_run_recorder_test"),
+    "tensorboard-does-not-go-back": (
+        "trainer/telemetry/run_recorder.cc", "  if (files_.events != nullptr) files_.events->GoBack(step);\n", "",
+        "parity_spike_test --gtest_filter=*MetricsHave*"),
+    "an-unscaled-embedding-is-exported-scaled": (
+        INTEROP + "marian.cc", "model.unscaled_embedding() ? 1.0 :", "model.vocabulary_size() == 0 ? 1.0 :", INTEROP_TEST),
 }
 
 

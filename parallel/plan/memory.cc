@@ -23,8 +23,6 @@ void ForEachLayer(const Inventory& inventory, const RankUse& rank, const Visit& 
   }
 }
 
-// --- parameters ----------------------------------------------------------------------------------
-
 bool Uses(const Layer& layer, int parameter) {
   return absl::c_linear_search(layer.parameters, parameter);
 }
@@ -79,8 +77,6 @@ void AddParameters(const Inventory& inventory, const RankUse& rank, const Memory
                                rank.num_replicas);
 }
 
-// --- activations ---------------------------------------------------------------------------------
-
 // Bytes that layers keep of one microbatch, by the stack whose buffers they share.
 struct KeptByStack {
   std::vector<int64_t> in_stack;
@@ -133,8 +129,6 @@ int64_t KeptInFlight(const Inventory& inventory, const RankUse& rank, const Memo
   }
   return bytes;
 }
-
-// --- buffers that layers use in turn -------------------------------------------------------------
 
 // A rank's use of the buffers of one stack.
 struct StackUse {
@@ -233,8 +227,6 @@ int64_t LogitBytes(const Inventory& inventory, const RankUse& rank, const Memory
   return 0;
 }
 
-// --- cuts ----------------------------------------------------------------------------------------
-
 // Bytes of the side inputs of all microbatches in flight: of chunks whose layers read them, and of
 // one that makes them for a later chunk of the rank.
 int64_t SideInputBytes(const Inventory& inventory, const RankUse& rank, const MemoryRules& rules) {
@@ -268,8 +260,6 @@ int64_t BoundaryBytes(const Inventory& inventory, const RankUse& rank, const Mem
   }
   return kMessageSlots * message + streams + SideInputBytes(inventory, rank, rules);
 }
-
-// --- microbatches in flight ----------------------------------------------------------------------
 
 // Adds `now` unless some peak has as much of everything; drops those that it has as much as.
 void AddPeak(const std::vector<int>& now, std::vector<std::vector<int>>& peaks) {

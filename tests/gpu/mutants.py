@@ -70,8 +70,8 @@ MUTANTS = {
     "last-launch-is-not-told": (
         CUDA + "gpu_stream.cc", "  last_ = what;\n", "", ERRORS),
     "one-rank-reserves-alone": (
-        "trainer/rank_context.cc", "AgreeOnStatus(world, MakeOpsWithMemory(run.compute(), traced, whole, plan, *context)));",
-        "MakeOpsWithMemory(run.compute(), traced, whole, plan, *context));", ERRORS),
+        "trainer/rank_context.cc", "AgreeOnStatus(\n      world, MakeOpsWithMemory(run.compute(), options.traced, whole, plan, *context)));",
+        "MakeOpsWithMemory(run.compute(), options.traced, whole, plan, *context));", ERRORS),
     "old-nccl-is-taken": (
         "parallel/comm/nccl_communicator.cc", "if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor)", "if (loaded > 0)", ERRORS),
     "gpus-are-shared": (

@@ -26,21 +26,20 @@ LIMITS = {
 PARAMETERS = 6  # so many and more are a struct, but for those of TOTALS
 EXCEPTIONS = {
     ("files of a folder", "parallel/base"): 37,
-    ("files of a folder", "parallel/plan"): 39,
-    ("files of a folder", "trainer/kernels/cuda"): 44,
+    ("files of a folder", "parallel/plan"): 38,
+    ("files of a folder", "trainer/kernels/cuda"): 43,
     ("files of a folder", "trainer/kernels/native"): 47,
-    ("files of a folder", "trainer/model"): 40,
-    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 750,
-    ("lines of a .cc file", "parallel/comm/sockets.cc"): 670,
-    ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 740,
-    ("lines of a .cc file", "parallel/plan/memory.cc"): 510,
-    ("lines of a .cc file", "trainer/bench/bench.cc"): 710,
-    ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 640,
+    ("files of a folder", "trainer/model"): 38,
+    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 721,
+    ("lines of a .cc file", "parallel/comm/sockets.cc"): 652,
+    ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 672,
+    ("lines of a .cc file", "trainer/bench/bench.cc"): 682,
+    ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 635,
 }
 TOTALS = {
-    "lines of the product": 74250,
-    "files of the product": 542,
-    "functions of many parameters": 81,
+    "lines of the product": 71900,
+    "files of the product": 525,
+    "functions of many parameters": 16,
     "functions over 60 lines": 0,
     "words of the documentation": 58500,
 }
