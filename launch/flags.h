@@ -30,7 +30,7 @@ enum class FlagKind {
   kList,     // --name VALUE, as often as needed; every value counts, in order
 };
 
-// The whole numbers that a flag takes, from `least` to `most`.
+// The whole numbers that a flag takes, from `least` to `most`; every rank refuses others.
 struct Bounds {
   int64_t least = std::numeric_limits<int64_t>::min();
   int64_t most = std::numeric_limits<int64_t>::max();

@@ -47,7 +47,7 @@ struct RankContext {
 
   std::unique_ptr<Ops> ops;
   TracedOps* traced = nullptr;         // `ops`, if it is traced; else null
-  std::unique_ptr<Transformer> model;  // weights not yet set
+  std::unique_ptr<Transformer> model;  // MakeRankContext leaves its weights unset
   std::unique_ptr<GradientSums> sums;
   std::unique_ptr<PipelineStage> stage;
   std::unique_ptr<OptimizerStep> optimizer;

@@ -1,4 +1,4 @@
-// One optimizer step: run the schedule, finish the sums, update, refresh, report.
+// One optimizer step: run the schedule, finish the sums, update, refresh.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct StepResult {
   UpdateResult update;
   bool withheld = false;         // `wanted` said no; update.skipped is true then
   double loss_scale = 0.0;       // 0: none
-  double gradient_unit = 1.0;    // what the summed gradient was multiplied by to be the loss's
+  double gradient_unit = 1.0;    // times the summed gradient: that of the loss
   double compute_seconds = 0.0;  // of this rank's passes, without waiting; on a GPU by its clock
   RankTrace trace;               // of this rank's actions
 };

@@ -1,5 +1,5 @@
 // Train, at the end, resolves the run, builds a Trainer and calls its Run: the loop, which reads
-// top to bottom. A step is RunTrainStep (train_step.h), and that is RunSchedule (parallel/exec).
+// top to bottom. A step is RunTrainStep (train_step.h), which calls RunSchedule (parallel/exec).
 #include "trainer/trainer.h"
 
 #include <algorithm>

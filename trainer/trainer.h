@@ -43,8 +43,8 @@ struct TrainOptions {
 // after a second try. Requests are honoured between steps, in a validation, and before the first
 // step.
 //
-// Exit codes on the Status: kBadConfig, kData, kCheckpoint, kDoesNotFit, kDiverged (ten non-finite
-// steps in a row), kSavedRunAgain. kHang ends a job by `on_stuck`.
+// Exit codes on the Status: kBadConfig, kPreflight, kData, kCheckpoint, kDoesNotFit, kDiverged,
+// kPeerLost, kReplicasDisagree, kSavedRunAgain. kHang also ends a job by `on_stuck`.
 absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log);
 
 }  // namespace deepnet

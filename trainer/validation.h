@@ -21,8 +21,8 @@ using IsStopping = std::function<bool()>;
 // one line.
 //
 // Collective over context.world, and every rank gets the same record. `context` is the result of
-// MakeRankContext for `run`, `whole` and `plan`, with current working copies (Refresh)
-// and the step that made them (Transformer::set_step).
+// MakeRankContext for `run`, `whole` and `plan`, with current working copies (Refresh) and the step
+// that made them (Transformer::set_step).
 //
 // Nobody waits for ever. In units of four times parallel.comm_timeout_seconds, a peer may take one
 // to compute rows; replicas wait four for each other's scores, a pipeline five for its driver, and

@@ -19,7 +19,7 @@ def asked(words, shape):
     """The JSON that `deepnet lab ...` or `describe` prints, and the error that it ends with: "", or what an audit found."""
     code, out, error = runs.call(words)
     if code not in (0, PREFLIGHT) or not out:
-        raise UserError(error, code)
+        raise UserError(error or f"--program: {words[0]}: its {words[1]} printed nothing", code or runs.BAD_DATA)
     return R.parsed(out, shape, f"--program: {words[0]}: its {words[1]}"), error if code else ""
 
 
@@ -117,14 +117,20 @@ def update_text(schemes, depths, moved):
     return text
 
 
+def scheme_sets(scheme):
+    """What makes a model one of `scheme`; settings of DEEPNORM are for it alone."""
+    sets = ["--set", f"model.residual={scheme}"]
+    return sets if scheme == "DEEPNORM" else [*sets, "--set", "model.deepnorm="]
+
+
 def model_update(words, schemes, depths, seeds, show):
     """The table of figure 5: every scheme at every depth, mean over `seeds` runs of `deepnet lab model-update`."""
     moved = {}
     for scheme in schemes:
         for depth in depths:
             show(f"{scheme} {depth}-{depth}")
-            sets = [f"model.residual={scheme}", f"model.encoder_layers={depth}", f"model.decoder_layers={depth}"]
+            layers = (f"model.{stack}_layers={depth}" for stack in ("encoder", "decoder"))
+            cell = [*words, *scheme_sets(scheme), *(word for s in layers for word in ("--set", s))]
             for seed in range(1, seeds + 1):
-                cell = [word for s in (*sets, f"seed={seed}") for word in ("--set", s)]
-                moved.setdefault((scheme, depth), []).append(asked([*words, *cell], MOVED)[0])
+                moved.setdefault((scheme, depth), []).append(asked([*cell, "--set", f"seed={seed}"], MOVED)[0])
     return update_text(schemes, depths, moved)

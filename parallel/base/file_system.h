@@ -90,7 +90,7 @@ class FileSystem {
   // Deletes `path` and, if it is a folder, everything in it, also while others change it. Links are
   // deleted and never followed. FailedPrecondition, with nothing deleted, where the folder or one
   // in it is a mount point. The caller is sure that this program has made it:
-  // tests/lint/deletions.py lists all callers with their reasons.
+  // tests/lint/file_calls.py lists all callers with their reasons.
   virtual absl::Status DeleteTree(const std::string& path) = 0;
 
   // Makes the folder and those above it. OK if it exists.

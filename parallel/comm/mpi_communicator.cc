@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <latch>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -118,12 +119,12 @@ class MpiProgress {
 
   // Runs `call`, which may call MPI, on the thread; returns when it has.
   void Run(const std::function<void()>& call) {
-    std::latch done(1);
-    Enqueue([&] {
+    const auto done = std::make_shared<std::latch>(1);  // may end while it still notifies
+    Enqueue([&call, done] {
       call();
-      done.count_down();
+      done->count_down();
     });
-    done.wait();
+    done->wait();
   }
 
   // The message's memory belongs to the thread until it is finished.

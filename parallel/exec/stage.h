@@ -23,7 +23,7 @@
 //       Buffers(kOutputGradient, c, m)   received before   Backward or BackwardInput, which ends it
 //       Buffers(kInputGradient, c, m)    filled by         Backward or BackwardInput; until Release
 //
-//     Buffers may be asked for several times and always names the same memory until its life ends.
+//     Buffers may be called several times and always names the same memory until its life ends.
 //     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), in the order in
 //     which their sender makes them, and sent ones live until the peer has taken them, so several
 //     microbatches have memory at once (parallel/plan/boundary_bytes.h); none before the stage

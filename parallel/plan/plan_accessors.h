@@ -29,8 +29,8 @@ struct PlanSettings {
   const InstrumentsSpec& instruments = InstrumentsSpec::default_instance();
 };
 
-// What a cluster states, and where it is silent the speeds of a CPU, which are those here, or of a
-// GPU's model.
+// Holds what a cluster states and, where it is silent, the speeds of a CPU, which are those here,
+// or of a GPU's model.
 struct Speeds {
   std::optional<DeviceModel> device;           // a GPU; absent on a CPU
   double flops_per_second = 1e11;              // in matrix products

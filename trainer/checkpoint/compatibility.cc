@@ -24,6 +24,7 @@ using google::protobuf::Message;
 std::string ValueText(const Message& message, const FieldDescriptor& field) {
   google::protobuf::TextFormat::Printer printer;
   printer.SetSingleLineMode(true);
+  printer.SetHideUnknownFields(true);  // of a newer program's checkpoint
   std::string text;
   if (!field.is_repeated()) {
     printer.PrintFieldValueToString(message, &field, -1, &text);

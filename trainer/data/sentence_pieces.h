@@ -1,6 +1,6 @@
 // SentencePiece models: the sample of sentences that one learns from, training, use. The only door
 // to the SentencePiece library: its headers define a namespace absl of their own, so the code
-// behind this header sees no abseil, and errors are strings here.
+// behind this header sees no abseil (nor has protobuf up to 21 any), and errors are strings here.
 #pragma once
 
 #include <cstdint>

@@ -31,10 +31,11 @@ absl::StatusOr<std::string> CheckCurrentGpu();
 // GPUs.
 std::string CudaVersions();
 
-// Returns `asked` with every open field decided: device "cpu", isa the best here, threads_per_rank
-// the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere, dtype the faster
-// one of a short measurement (bfloat16 only if at least 1.25 times as fast as float32),
-// residual_dtype FLOAT32. Stored with the run, so the measurement is made once in its life.
+// Returns `asked` with every open field but attention decided: device "cpu", isa the best here,
+// threads_per_rank the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere,
+// dtype of NATIVE the faster one of a short measurement (bfloat16 only if at least 1.25 times as
+// fast as float32), else FLOAT32 on a CPU and BFLOAT16 on a GPU, residual_dtype FLOAT32. Stored
+// with the run, so the measurement is made once in its life.
 ComputeSpec ResolveCompute(const ComputeSpec& asked);
 
 // Returns OK, or InvalidArgument (ExitCode::kBadConfig) naming the field that this host or build
@@ -45,7 +46,8 @@ absl::Status CheckCompute(const ComputeSpec& resolved);
 // where the system does not give threads_per_rank threads; throws as MakeCudaOps does.
 absl::StatusOr<std::unique_ptr<Ops>> MakeOps(const ComputeSpec& resolved);
 
-// Plain LibTorch on the CPU: the reference. Operand and residual types: any floating type each.
+// Plain LibTorch on the CPU: the reference, and matmul LIBRARY. Operand and residual types: any
+// floating type each.
 std::unique_ptr<Ops> MakeAtenOps(at::ScalarType operand, at::ScalarType residual);
 
 // This project's kernels and cuBLASLt on the GPU `device`, which is the current one of the calling

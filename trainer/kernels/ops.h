@@ -1,9 +1,9 @@
 // The arithmetic a Transformer layer is written in, forward and backward, on tensors of one device.
 //
-// Implementations, compared by tests: AtenOps (plain LibTorch on a CPU: the reference), NativeOps
-// (this project's CPU kernels) and CudaOps (its kernels for GPUs); all are made in
-// trainer/kernels/compute.h. None builds an autograd graph: layers call the backward functions in
-// order, so exactly what they keep is kept.
+// Implementations, compared by tests: AtenOps (plain LibTorch on a CPU: the reference, and
+// LIBRARY), NativeOps (this project's CPU kernels) and CudaOps (its kernels for GPUs); all are made
+// in trainer/kernels/compute.h. None builds an autograd graph: layers call the backward functions
+// in order, so exactly what they keep is kept.
 //
 // Letters: R rows = tokens of a packed microbatch, D width, F inner width, V vocabulary, H heads,
 // O x I a weight.
@@ -18,7 +18,8 @@
 //   - Aliasing. An output is none of the inputs, except where "may be" allows it.
 //   - Order. Calls take effect in the order in which they were made. Results of a call may be read
 //     by copies of LibTorch on the same device without further synchronisation. Only SumSquares and
-//     DeviceSession::ReadBack wait for a device; what goes to host memory is there after them.
+//     DeviceSession::ReadBack wait for a device, and calls that have no room left for their
+//     results; what goes to host memory is there after them.
 //   - Bits. Dropout depends on its DropoutSite and the identity of the rows alone. NativeOps gives
 //     the same bits for any number of threads.
 #pragma once
@@ -39,7 +40,7 @@
 
 namespace deepnet {
 
-// Values of DropoutSite::site. Persistent.
+// Values of DropoutSite::site. They never change: the bits of runs depend on them.
 enum Site : int {
   kSiteEmbedding = 0,
   kSiteSelfAttention = 1,
@@ -171,7 +172,8 @@ struct DecodeAttentionArgs {
   int64_t rows = 0;
   at::Tensor q_RD;                // operand
   at::Tensor keys_ND, values_ND;  // operand; rows of a cache
-  // [rows, index_stride] rows of the cache, in order of position; as Upload returns it
+  // [rows, index_stride] rows of the cache, in order of position; as DeviceSession::Upload returns
+  // it
   const int32_t* index = nullptr;
   int64_t index_stride = 0;
   const int32_t* lengths = nullptr;  // [rows] entries of `index` that count

@@ -16,7 +16,8 @@
 
 namespace deepnet {
 
-// On a GPU a kernel or a copy; on a CPU a function of Ops. Seconds of SecondsNow().
+// On a GPU a kernel or a copy; on a CPU a function of Ops, or ResidualSum for a ResidualNorm
+// without a gain. Seconds of SecondsNow().
 struct TimedKernel {
   const char* name;
   double asked = 0.0;  // when the host launched it; on a CPU `start`

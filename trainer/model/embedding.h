@@ -40,7 +40,7 @@ class Embedding {
 
 struct LossArgs {
   double label_smoothing = 0.0;
-  double gradient_scale = 1.0;  // 1 / target tokens of the step
+  double gradient_scale = 1.0;  // 1 / target tokens of the step, or the loss scale
   // Residual: gets the gradient of the last hidden rows, and that of the matrix is added to its
   // accumulator. Undefined: neither is wanted.
   at::Tensor dhidden_RD = {};

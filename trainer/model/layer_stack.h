@@ -127,7 +127,8 @@ struct LayerRun {
   int position = 0;  // the first one's in the chain
 };
 
-// FULL: the state of the layers of one segment while they are worked on. Other levels: empty.
+// FULL: the state of the layers of one segment while they are worked on. Other levels: the last
+// member.
 struct SegmentWorkspace {
   std::vector<TransformerLayer::Saved> saved;  // one for each layer of a segment
   ResidualStream stream;                       // runs through a segment that is recomputed
@@ -180,7 +181,7 @@ class LayerStack {
   void Prepare(SegmentWorkspace& segment) const;
 
   // `stream`: embedded or received rows on entry, the stack's output on return. In training `kept`
-  // is filled. `segment` is used only at FULL.
+  // is filled. Below FULL `segment` holds a history's gradients alone.
   void Forward(const PassContext& pass, const ResidualStream& stream, Kept& kept,
                SegmentWorkspace& segment) const;
   // `dstream_RD` (residual): gradient of the output on entry, of the input on return. With rows,

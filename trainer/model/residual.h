@@ -68,7 +68,7 @@ class ResidualConnection {
   // True: the branch adds the gradient of its input to the stream's; false: it writes it to
   // work->dinput_RD, which EnterBackward then reads and overwrites.
   bool InputGradientAddsToStream() const { return !scheme_.input_norm && !scheme_.shifts; }
-  // Returns the one of the two.
+  // Returns where the branch writes it.
   const at::Tensor& InputGradient(const PassContext& pass, const at::Tensor& dstream_RD) const {
     return InputGradientAddsToStream() ? dstream_RD : pass.work->dinput_RD;
   }

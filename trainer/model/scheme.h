@@ -86,8 +86,8 @@ struct DepthScaling {
 };
 
 // Returns the constants by these formulas, except those that `model.deepnorm()` sets; 1 for a stack
-// that the model does not have, and with other schemes. The layer counts of the other stacks must
-// be at least 1 (launch/validate refuses less).
+// that the model does not have, and with other schemes. The stacks that it has must have layers
+// (launch/validate refuses less).
 //
 // Example, 100 encoder and 100 decoder layers:
 //   MakeDepthScaling(model);  // {3.4157, 0.2063, 4.1618, 0.1699}
@@ -132,7 +132,8 @@ double InitialGain(const ModelSpec& model, const SublayerPlace& place, Role role
 // Returns the factor on the deviation width^(-1/2) of an embedding matrix; `stack`: of its first
 // use.
 double EmbeddingGain(const ModelSpec& model, int stack);
-// The numbers of a stack's sub-layers, from the smallest to the greatest.
+
+// The smallest and the greatest of a number over a stack's sub-layers.
 struct ValueRange {
   double least = 0.0, greatest = 0.0;
 

@@ -53,6 +53,9 @@ class Audit(unittest.TestCase):
         code, out, err = run("audit", "--config", TINY, "--sample", "-1")
         self.assertEqual((code, out), (2, ""))
         self.assertIn("--sample: -1: must be at least 1", err)
+        code, out, err = run("audit", "--config", TINY, "--sample", "0")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("--sample: 0: must be at least 1", err)
 
 
 class ModelUpdate(unittest.TestCase):
@@ -73,9 +76,19 @@ class ModelUpdate(unittest.TestCase):
     def test_a_mistake_is_named(self):
         code, _, err = run("model-update", "--depths", "6,0")
         self.assertEqual((code, err), (2, "error: --depths: 0: must be layers a side, as in 6,18,50\n"))
-        code, _, err = run("model-update", "--schemes", "NO_SUCH")
-        self.assertEqual(code, 2)
+        code, out, err = run("model-update", "--schemes", "DEEPNORM,NO_SUCH", "--depths", "1", "--seeds", "1000000")
+        self.assertEqual((code, out), (2, ""))  # at once
         self.assertIn("NO_SUCH", err)
+        code, _, err = run("model-update", "--steps", "0")
+        self.assertEqual(code, 2)
+        self.assertIn("--steps: 0: must be", err)
+
+    def test_settings_of_deepnorm_do_not_reach_other_schemes(self):
+        small = [word for side in ("source", "target") for word in ("--set", f"data.microbatch.max_{side}_tokens=160")]
+        code, out, err = run(
+            "model-update", "--depths", "1", "--steps", "1", "--seeds", "1", *small, "--set", "model.deepnorm.adam=true")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"(?s)DEEPNORM .*\nPOST_LN ")
 
 
 if __name__ == "__main__":

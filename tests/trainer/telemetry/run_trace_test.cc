@@ -32,14 +32,14 @@ TEST(RunTrace, AKernelHasTheStepThatItLiesInOrNone) {
   const auto json = trace.Take(alone, *ops);
   ASSERT_TRUE(json.ok()) << json.status();
   const auto kernels = [&](const std::string& arguments) {
-    const std::string text = "\"cat\":\"kernel\",\"pid\":0,\"tid\":0,\"args\":{" + arguments + "},";
+    const std::string text = "\"cat\": \"kernel\", \"args\": {" + arguments + "},";
     int count = 0;
     for (size_t at = json->find(text); at != json->npos; at = json->find(text, at + 1)) ++count;
     return count;
   };
   EXPECT_EQ(kernels(""), 2) << *json;
-  EXPECT_EQ(kernels("\"step\":3"), 1) << *json;
-  EXPECT_EQ(kernels("\"step\":4"), 1) << *json;
+  EXPECT_EQ(kernels("\"step\": 3"), 1) << *json;
+  EXPECT_EQ(kernels("\"step\": 4"), 1) << *json;
 }
 
 }  // namespace

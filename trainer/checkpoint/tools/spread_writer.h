@@ -61,8 +61,7 @@ class SpreadWriter {
   // Adds bytes of `tensor` where those before ended. A tensor must be complete before the next one.
   absl::Status Append(const StoredTensor& tensor, std::string_view bytes);
 
-  // Returns what the manifest says of the files of this writer, which are durable then.
-  // A manifest with nothing else.
+  // Returns a manifest with nothing but the files of this writer, which are durable then.
   absl::StatusOr<Manifest> Finish();
 
   // Completes the checkpoint of all `files`, of every writer's Finish(). It exists from here on;

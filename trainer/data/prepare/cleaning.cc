@@ -249,13 +249,15 @@ absl::Status DuplicateFinder::FindInFile(int part, std::vector<uint64_t>* duplic
   const std::span<char> bytes(reinterpret_cast<char*>(buffer.data()),
                               buffer.size() * sizeof(Record));
   for (uint64_t round = 0; round < rounds; ++round) {
-    for (int64_t begin = 0; begin < part_sizes_[part]; begin += std::ssize(buffer)) {
+    // Once more where the last buffer is full, to see that nothing follows.
+    for (int64_t begin = 0; begin <= part_sizes_[part]; begin += std::ssize(buffer)) {
       const int64_t count = std::min(std::ssize(buffer), part_sizes_[part] - begin);
       ASSIGN_OR_RETURN(const int64_t num_read,
                        files_->ReadAt(FileName(part), begin * int64_t{sizeof(Record)}, bytes));
       if (num_read != count * int64_t{sizeof(Record)}) {
-        return absl::DataLossError(
-            absl::StrCat(FileName(part), ": not ", part_sizes_[part], " records"));
+        return absl::DataLossError(absl::StrCat(FileName(part), ": ",
+                                                begin + num_read / int64_t{sizeof(Record)},
+                                                " records, not ", part_sizes_[part]));
       }
       for (const Record& record : std::span(buffer).first(static_cast<size_t>(count))) {
         if (((record.hash >> 40) & 0xFFFF) % rounds == round) records_.push_back(record);

@@ -52,7 +52,7 @@ struct PrepareContext {
   // Notes the hash of an input once it was read to its end.
   FileSeenFn NoteInput();
 
-  // Returns the filter of this corpus's text. Of training text, once `held_out` is sealed.
+  // Returns the filter of this corpus's text; `held_out` is sealed before training text is judged.
   TextFilter Filter() const { return {spec.cleaning(), languages, &held_out}; }
 
   // Reads the texts of one split of a language pair and calls `visit` with every pair and what the

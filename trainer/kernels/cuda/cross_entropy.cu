@@ -273,6 +273,8 @@ void CrossEntropyRows(GpuStream& gpu, const CrossEntropyArgs& args) {
 }
 
 void LogSoftmaxRows(GpuStream& gpu, native::ConstMatrix logits, native::Matrix y) {
+  DEEPNET_CHECK(logits.element == native::Element::kFloat32 &&
+                y.element == native::Element::kFloat32);
   DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
   CheckRows(logits.rows, logits.cols, std::min(logits.stride, y.stride));
   if (logits.rows == 0) return;

@@ -1,4 +1,4 @@
-// The residual step fused with LayerNorm, which both orders of norm and branch are made of:
+// The residual step fused with LayerNorm, of which post-norm and pre-norm sub-layers are made:
 //
 //   sum = alpha * x + Dropout(branch)      y = LayerNorm(sum) * gain + bias
 //
