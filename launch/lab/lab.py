@@ -203,8 +203,6 @@ def model_update(options):
     schemes, depths = options.schemes.split(","), [number(depth) for depth in options.depths.split(",")]
     if options.seeds < 1:
         raise UserError("--seeds: must be at least 1")
-    for scheme in schemes:  # a mistake ends this before anything is trained
-        looks.asked(lab_words(options, ["describe", "--json"], []) + looks.scheme_sets(scheme), looks.SCALING)
     show = (lambda cell: print(cell, file=sys.stderr, flush=True)) if sys.stderr.isatty() else lambda cell: None
     print(looks.model_update(words, schemes, depths, options.seeds, show), end="")
     return 0

@@ -1,5 +1,7 @@
 """What `deepnet lab audit` and `deepnet lab model-update` say of models, as tables."""
 
+import itertools
+
 import results as R
 import runs
 from experiments import UserError
@@ -126,11 +128,10 @@ def scheme_sets(scheme):
 def model_update(words, schemes, depths, seeds, show):
     """The table of figure 5: every scheme at every depth, mean over `seeds` runs of `deepnet lab model-update`."""
     moved = {}
-    for scheme in schemes:
-        for depth in depths:
-            show(f"{scheme} {depth}-{depth}")
-            layers = (f"model.{stack}_layers={depth}" for stack in ("encoder", "decoder"))
-            cell = [*words, *scheme_sets(scheme), *(word for s in layers for word in ("--set", s))]
-            for seed in range(1, seeds + 1):
-                moved.setdefault((scheme, depth), []).append(asked([*cell, "--set", f"seed={seed}"], MOVED)[0])
+    # Schemes innermost: one that is a mistake ends this before much is trained.
+    for seed, depth, scheme in itertools.product(range(1, seeds + 1), depths, schemes):
+        show(f"seed {seed}: {scheme} {depth}-{depth}")
+        sets = (f"seed={seed}", f"model.encoder_layers={depth}", f"model.decoder_layers={depth}")
+        cell = [*words, *scheme_sets(scheme), *(word for s in sets for word in ("--set", s))]
+        moved.setdefault((scheme, depth), []).append(asked(cell, MOVED)[0])
     return update_text(schemes, depths, moved)

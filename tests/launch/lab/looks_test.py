@@ -24,6 +24,9 @@ def run(*words):
     return code, out.getvalue(), err.getvalue()
 
 
+SMALL = [word for side in ("source", "target") for word in ("--set", f"data.microbatch.max_{side}_tokens=160")]
+
+
 class Audit(unittest.TestCase):
     def test_it_has_the_scaling_of_the_scheme_and_groups_of_tensors(self):
         code, out, err = run("audit", "--config", TINY)
@@ -60,8 +63,7 @@ class Audit(unittest.TestCase):
 
 class ModelUpdate(unittest.TestCase):
     def test_it_has_a_row_a_scheme_and_a_column_a_depth(self):
-        small = [word for side in ("source", "target") for word in ("--set", f"data.microbatch.max_{side}_tokens=160")]
-        code, out, err = run("model-update", "--depths", "1,2", "--steps", "1", "--seeds", "2", *small)
+        code, out, err = run("model-update", "--depths", "1,2", "--steps", "1", "--seeds", "2", *SMALL)
         self.assertEqual(code, 0, err)
         self.assertRegex(out, r"layers a side +1 +2 +max/min\nDEEPNORM +0\.[0-9]{5} +0\.[0-9]{5} +[0-9.]+\n")
         self.assertRegex(out, r"\n  an element +0\.[0-9]{5} +0\.[0-9]{5}\n  seeds apart +x[0-9.]+ +x[0-9.]+\nPOST_LN ")
@@ -76,7 +78,8 @@ class ModelUpdate(unittest.TestCase):
     def test_a_mistake_is_named(self):
         code, _, err = run("model-update", "--depths", "6,0")
         self.assertEqual((code, err), (2, "error: --depths: 0: must be layers a side, as in 6,18,50\n"))
-        code, out, err = run("model-update", "--schemes", "DEEPNORM,NO_SUCH", "--depths", "1", "--seeds", "1000000")
+        few = ["--depths", "1", "--steps", "1", "--seeds", "1000000", *SMALL]
+        code, out, err = run("model-update", "--schemes", "DEEPNORM,NO_SUCH", *few)
         self.assertEqual((code, out), (2, ""))  # at once
         self.assertIn("NO_SUCH", err)
         code, _, err = run("model-update", "--steps", "0")
@@ -84,9 +87,8 @@ class ModelUpdate(unittest.TestCase):
         self.assertIn("--steps: 0: must be", err)
 
     def test_settings_of_deepnorm_do_not_reach_other_schemes(self):
-        small = [word for side in ("source", "target") for word in ("--set", f"data.microbatch.max_{side}_tokens=160")]
         code, out, err = run(
-            "model-update", "--depths", "1", "--steps", "1", "--seeds", "1", *small, "--set", "model.deepnorm.adam=true")
+            "model-update", "--depths", "1", "--steps", "1", "--seeds", "1", *SMALL, "--set", "model.deepnorm.adam=true")
         self.assertEqual(code, 0, err)
         self.assertRegex(out, r"(?s)DEEPNORM .*\nPOST_LN ")
 
