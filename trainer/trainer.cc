@@ -47,7 +47,7 @@ double DeadlineOf(const RunSpec& run, const TrainOptions& options) {
 // All ranks know this after a step.
 struct Agreed {
   double seconds = 0.0;                                  // that it took, by the clock of rank 0
-  bool stop = false, save = false, lacks_batch = false;  // some rank; a stop stays
+  bool stop = false, save = false, lacks_batch = false;  // on some rank; a stop is never undone
 };
 
 struct FetchedBatch {
@@ -212,15 +212,15 @@ absl::Status Trainer::Step() {
   const TraceSpan whole(trace_.current(), {.kind = TraceKind::kStep, .step = state().step() + 1});
   RETURN_IF_ERROR(AwaitBatch());
   const StepBatch batch = *std::move(next_.batch);
-  const bool looks = session_.instruments->Due(state().step() + 1);
-  if (looks) session_.instruments->BeforeStep();
+  const bool instrumented = session_.instruments->Due(state().step() + 1);
+  if (instrumented) session_.instruments->BeforeStep();
   const auto wanted = [this](double loss, double norm) {
     return spikes_->UpdateWanted(loss, norm);
   };
-  const auto before_update = [this, looks] {
+  const auto before_update = [this, instrumented] {
     const TraceSpan wait(trace_.current(), {.kind = TraceKind::kSave});
     checkpoints_->AwaitCopy();
-    if (looks) session_.instruments->BeforeUpdate();
+    if (instrumented) session_.instruments->BeforeUpdate();
   };
   ASSIGN_OR_RETURN(
       const StepResult result,
@@ -231,24 +231,24 @@ absl::Status Trainer::Step() {
                     .wanted = wanted,
                     .before_update = before_update}));
   for (const auto& text : session_.context->ops->session().TakeWarnings()) log_.Warning(text);
-  if (looks) RETURN_IF_ERROR(RecordInstruments(result));
+  if (instrumented) RETURN_IF_ERROR(RecordInstruments(result));
   const std::optional<double> compute_seconds = stragglers_.Add(result.compute_seconds);
   TraceSpan data(trace_.current(), {.kind = TraceKind::kData});
   Fetch(state().step() + 1);
   data.End();
   RETURN_IF_ERROR(Agree(SecondsNow() - started, compute_seconds));
   Count(batch, result);
-  const bool locates = spikes_->Count(result);
+  const bool search_source = spikes_->Count(result);
   if (first) RETURN_IF_ERROR(CompareMemory());
-  if (locates) RETURN_IF_ERROR(RecordNonFinite(batch, comm_timeout));
+  if (search_source) RETURN_IF_ERROR(RecordNonFinite(batch, comm_timeout));
   const int64_t every = std::max<int64_t>(1, run().train().log_every_steps());
-  const bool tells = result.update.skipped || state().step() % every == 0;
-  return tells || agreed_.stop || Done() ? Report(result) : absl::OkStatus();
+  const bool reported = result.update.skipped || state().step() % every == 0;
+  return reported || agreed_.stop || Done() ? Report(result) : absl::OkStatus();
 }
 
-// Sees to it that next_ is that of the current step on all ranks. It was fetched before the ranks
-// agreed on the step before: where one of them cannot read its corpus any more, all of them save
-// what they have learned and end.
+// Makes next_ the current step's batch on all ranks. It was fetched before they agreed on the step
+// before: where one of them cannot read its corpus any more, all of them save what they have
+// learned and end.
 absl::Status Trainer::AwaitBatch() {
   const bool ahead = next_.step == state().step();
   if (ahead && !agreed_.lacks_batch) return absl::OkStatus();
@@ -306,9 +306,9 @@ absl::Status Trainer::RecordNonFinite(const StepBatch& batch, absl::Duration com
   return absl::OkStatus();
 }
 
-// Makes known to all ranks after a step, which is not counted yet: how long it took by the clock of
-// rank 0, the requests to any rank, whether all ranks have done their part of a save and have the
-// next batch and, now and then, how long each of them computes (StragglerWatch).
+// After a step, before it is counted, tells all ranks how long it took by the clock of rank 0, the
+// requests to any rank, whether all ranks have done their part of a save and have the next batch
+// and, now and then, how long each of them computes (StragglerWatch).
 absl::Status Trainer::Agree(double seconds, std::optional<double> compute_seconds) {
   const TraceSpan span = Enter("agreement of all ranks", "agreement");
   const int asked = requests_.Poll();

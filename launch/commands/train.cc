@@ -99,8 +99,8 @@ struct Request {
   StepRange traced;
 };
 
-// Refuses a time limit that is over, as a shell keeps it that outlives its job: the run would save
-// and stop at each start.
+// Refuses a time limit that is over, which a shell that outlived its job still has: the run would
+// save and stop at each start.
 absl::Status CheckDeadline() {
   if (JobDeadline() > SecondsNow()) return absl::OkStatus();
   return PreflightError(

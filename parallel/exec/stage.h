@@ -1,5 +1,5 @@
-// A Stage is one rank's part of the model for one optimizer step. It inverts the tree's direction:
-// parallel/ calls it, trainer/ implements it.
+// A Stage is one rank's part of the model for one optimizer step. parallel/ calls it and trainer/
+// implements it, against the direction of includes.
 //
 // A stage owns one or more chunks (contiguous layers of the Inventory), their weights, their
 // gradient accumulators and the step's microbatches. The executor decides when; the stage, what.

@@ -1,7 +1,7 @@
 // Ops on a GPU: tensors become pointers with shapes, operations become kernels and products on the
 // session's stream. Nothing here waits but SumSquares, and what writes to the host where no room
-// for results is left. Once buffers have grown nothing is taken from the device: the results of
-// LibTorch's attention come from its allocator.
+// for results is left. Once buffers have grown no device memory is taken: results of LibTorch's
+// attention are blocks that its allocator holds already.
 #include <algorithm>
 #include <deque>
 #include <memory>

@@ -16,7 +16,7 @@ namespace deepnet {
 class AttentionLayer {
  public:
   struct Saved {
-    bool recomputed = false;  // the products below are workspaces', recomputed by Backward
+    bool recomputed = false;  // the products below lie in workspaces; Backward recomputes them
     at::Tensor projected_RC;  // operand, of the own rows: q, k and v; in cross-attention q
     at::Tensor kv_R2D;        // operand, of the keys' rows: a slice of the above in self-attention
     at::Tensor q_RD, k_RD, v_RD;  // operand: slices

@@ -46,8 +46,9 @@ struct ChunkSpec {
   RecomputeChoice recompute;  // of its encoder and decoder layers
 };
 
-// One more token of rows.count hypotheses: keys and values of a chunk's decoder layers, one cache
-// for each layer, and the rows of them that each hypothesis attends to.
+// The arguments of a decoding step, one more token for each of rows.count hypotheses: keys and
+// values of a chunk's decoder layers, a cache a layer, and the rows of them that each hypothesis
+// attends to.
 struct DecodeStepArgs {
   PackedRows rows;
   int64_t step = 0;               // as in MicrobatchPass

@@ -21,7 +21,8 @@ using native::ResidualNormForwardArgs;
 
 constexpr int kMaxThreads = 512;
 constexpr int MaxThreadsOf(int chunks) { return chunks == 1 ? 256 : kMaxThreads; }
-// Blocks of a multiprocessor: narrow rows take at most 64 registers. The host knows no such bound.
+// Blocks that fit a multiprocessor: with 4, narrow rows take at most 64 registers. Host builds do
+// not use it.
 [[maybe_unused]] constexpr int MinBlocksOf(int chunks) { return chunks == 1 ? 4 : 1; }
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kNarrowThreads = 128;  // of a block of several rows
@@ -65,7 +66,7 @@ __device__ inline Columns ColumnsOf(int i, int64_t width) {
   return {begin, left >= kChunkColumns ? kChunkColumns : left > 0 ? static_cast<int>(left) : 0};
 }
 
-// Two turns of numbers, one for each warp, for SumInRow.
+// SumInRow's memory: a number for each warp, twice, to be used by turns.
 template <typename T>
 struct SumBuffers {
   T of[2][kMaxWarps];
