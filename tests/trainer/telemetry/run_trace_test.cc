@@ -42,5 +42,25 @@ TEST(RunTrace, AKernelHasTheStepThatItLiesInOrNone) {
   EXPECT_EQ(kernels("\"step\": 4"), 1) << *json;
 }
 
+// A save that began before the first traced step is shown from there on.
+TEST(RunTrace, ASaveBeginsWithTheTraceAtTheEarliest) {
+  ComputeSpec compute;
+  compute.set_dtype(FLOAT32);
+  compute.set_threads_per_rank(1);
+  const std::unique_ptr<TracedOps> ops = Traced(MakeNativeOps(compute));
+  RunTrace trace({3, 3});
+  trace.Begin(3, ops.get());
+  { const TraceSpan span(trace.current(), {.kind = TraceKind::kStep}); }
+  SaveRecord record;
+  record.set_seconds(1e6);
+  record.set_bytes(5);
+  trace.AddSave(record);
+  SelfCommunicator alone;
+  const auto json = trace.Take(alone, *ops);
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_NE(json->find("\"cat\": \"step\", \"args\": {\"step\": 3}, \"ts\": 0.000"), json->npos)
+      << *json;
+}
+
 }  // namespace
 }  // namespace deepnet
