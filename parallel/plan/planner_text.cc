@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -99,8 +98,9 @@ std::vector<int> Halves(const std::vector<Layer>& layers, int stages) {
 }
 
 int64_t MostActivations(const Plan& plan) {
-  const auto activations = [](const StagePlan& stage) { return stage.memory().activations(); };
-  return std::ranges::max(plan.stages() | std::views::transform(activations));
+  int64_t most = 0;
+  for (const StagePlan& stage : plan.stages()) most = std::max(most, stage.memory().activations());
+  return most;
 }
 
 using Row = std::pair<std::string, Plan>;  // name

@@ -17,7 +17,6 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <ranges>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -286,7 +285,11 @@ struct NextRows {
   std::vector<size_t> num_choices = {};  // of each sentence
 
   bool SameRowsAs(size_t num_rows) const {
-    return std::ranges::equal(parents, std::views::iota(0, static_cast<int32_t>(num_rows)));
+    if (parents.size() != num_rows) return false;
+    for (size_t row = 0; row < num_rows; ++row) {
+      if (parents[row] != static_cast<int32_t>(row)) return false;
+    }
+    return true;
   }
 };
 

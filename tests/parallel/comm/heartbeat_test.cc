@@ -118,8 +118,8 @@ TEST(EndProcessDeathTest, ExitsWithTheCodeOfTheStatus) {
 TEST(MonitorOfOneRank, NamesWhatTakesTooLong) {
   Heard heard;
   Heartbeat heartbeat(/*rank=*/1);
-  HeartbeatMonitor monitor(heartbeat, absl::Milliseconds(5), heard.Listener());
   heartbeat.Begin("action 3F12");
+  HeartbeatMonitor monitor(heartbeat, absl::Milliseconds(5), heard.Listener());
   EXPECT_EQ(heard.Wait(),
             "rank 1, action 3F12: no progress for 5ms (parallel.comm_timeout_seconds)");
   EXPECT_EQ(heard.code(), ExitCode::kHang);
