@@ -4,7 +4,7 @@
 // F is the decoder's output, the rows that the output layer turns into logits, without dropout; x
 // is one fixed microbatch of T target tokens. The Frobenius norm over all rows is given a token, /
 // sqrt(T): the root mean square over tokens of the length of a row's change, which figure 4 shows.
-// Of rows of norm sqrt(512) unrelated ones are sqrt(2 * 512) = 32 apart, and its Post-LN without
+// Two unrelated rows of norm sqrt(512) are sqrt(2 * 512) = 32 apart, and its Post-LN without
 // warm-up stays at 28 to 29.
 //
 // A pipeline computes F as validation does (trainer/decode/model_scorer.h); the bits are those of

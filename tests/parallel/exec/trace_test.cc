@@ -71,6 +71,7 @@ TEST(Measure, ExchangesBelongToTheStepAndNotToThePipeline) {
   EXPECT_DOUBLE_EQ(figures.step, 13.0);
   EXPECT_DOUBLE_EQ(figures.waiting, 7.5 / 20.0);
   EXPECT_NE(ChromeTrace(traces).find("\"gather\""), std::string::npos);
+  EXPECT_NE(ChromeTrace(traces).find("\"bytes\": 8}"), std::string::npos) << ChromeTrace(traces);
 }
 
 // The second replica is 100 s late: what it waits for is what its own chunks make.

@@ -588,6 +588,9 @@ TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, AllOf(HasSubstr("halves by count, 1f1b"), HasSubstr("interleaved, v=8"),
                            HasSubstr("zb-v")));
+  const std::string reference =
+      text->substr(text->find("\n1f1b "));  // its activations are the unit
+  EXPECT_THAT(reference.substr(0, reference.find('\n', 1)), HasSubstr(" 1.00 "));
   const auto one =
       CompareText(Toy(4), {data, OptimSpec(), ComputeSpec(), ClusterOf({}), ParallelSpec()});
   EXPECT_EQ(GetExitCode(one.status()), ExitCode::kBadConfig);

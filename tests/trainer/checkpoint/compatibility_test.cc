@@ -67,6 +67,27 @@ TEST(CheckSameRun, NamesEveryDifferenceWithBothValues) {
           HasSubstr("max_target_tokens: 900"), HasSubstr("max_target_tokens: 800")));
 }
 
+TEST(CheckSameRun, NamesEachFieldThatDecidesTheBits) {
+  RunSpec run = SavedRun().run();
+  run.mutable_data()->set_tags(M2M);
+  run.mutable_data()->set_global_microbatches(5);
+  run.mutable_data()->set_max_sentence_tokens(6);
+  run.mutable_optim()->set_optimizer(ADAMW);
+  run.mutable_optim()->set_virtual_replicas(3);
+  EXPECT_THAT(Difference(Now(run)),
+              AllOf(HasSubstr("data.tags is "), HasSubstr("data.global_microbatches is "),
+                    HasSubstr("data.max_sentence_tokens is "), HasSubstr("optim.optimizer is "),
+                    HasSubstr("optim.virtual_replicas is 0 in the checkpoint and 3")));
+}
+
+// As a newer program writes it.
+TEST(CheckSameRun, AFieldOfAPartThatIsNotKnownIsNoDifference) {
+  RunSpec run = SavedRun().run();
+  MicrobatchSpec& microbatch = *run.mutable_data()->mutable_microbatch();
+  microbatch.GetReflection()->MutableUnknownFields(&microbatch)->AddVarint(1000, 5);
+  EXPECT_EQ(CheckSameRun(SavedRun(), Now(run)), absl::OkStatus());
+}
+
 TEST(CheckSameRun, NamesAnotherCorpusTokenizerOrInventory) {
   Manifest other = SavedRun();
   other.set_inventory_hash("a2");

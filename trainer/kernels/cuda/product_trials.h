@@ -16,8 +16,8 @@ struct ProductTask {
   native::Element operand = native::Element::kFloat32;
   bool float_result = true;  // else of the operand's element
   bool accumulate = false;   // the result is added to what is there
-  // What follows in a model: of a forward product a bias and max(0, .); of one of gradients of
-  // inputs ReLU's backward pass; of one of gradients of weights the column sums for a bias.
+  // These follow in a model: a bias and max(0, .) a forward product, ReLU's backward pass one of
+  // inputs' gradients, the column sums for a bias one of weights' gradients.
   bool bias = false, relu = false;
   bool may_split = false;  // the sum may be cut into parts, which are added in a fixed order
   int repeats = 50;        // of the fastest way's result, for its bits; >= 1
