@@ -88,8 +88,12 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
   if (compute.dtype() == DATA_TYPE_UNSPECIFIED) {
     compute.set_dtype(cpu ? FLOAT32 : BFLOAT16);
     if (cpu && compute.matmul() == NATIVE && CheckCompute(compute).ok()) {
-      const double f32 = NativeRate(compute, FLOAT32, 256, 0.15);
-      const double bf16 = NativeRate(compute, BFLOAT16, 256, 0.15);
+      // In turns: other work on this host disturbs both, and must not decide a run's bits.
+      double f32 = 0.0, bf16 = 0.0;
+      for (int round = 0; round < 5; ++round) {
+        f32 = std::max(f32, NativeRate(compute, FLOAT32, 256, 0.03));
+        bf16 = std::max(bf16, NativeRate(compute, BFLOAT16, 256, 0.03));
+      }
       if (bf16 >= 1.25 * f32) compute.set_dtype(BFLOAT16);
     }
   }
