@@ -17,8 +17,32 @@ TEST(GetExitCode, OnlyABugEndsWithOneWhateverTheStatus) {
   EXPECT_EQ(GetExitCode(absl::InvalidArgumentError("")), ExitCode::kBadConfig);
   EXPECT_EQ(GetExitCode(absl::DeadlineExceededError("")), ExitCode::kHang);
   EXPECT_EQ(GetExitCode(absl::AbortedError("")), ExitCode::kPeerLost);
+  EXPECT_EQ(GetExitCode(absl::CancelledError("")), ExitCode::kPeerLost);
   EXPECT_EQ(GetExitCode(absl::ErrnoToStatus(ELOOP, "")), ExitCode::kData);
   EXPECT_EQ(GetExitCode(absl::ErrnoToStatus(EIO, "")), ExitCode::kData);
+}
+
+// Scripts ask for the numbers.
+TEST(ExitCode, EachHasTheNumberThatTheManualNames) {
+  const ExitCode codes[] = {
+      ExitCode::kDone, ExitCode::kInternal,   ExitCode::kBadConfig,       ExitCode::kPreflight,
+      ExitCode::kData, ExitCode::kCheckpoint, ExitCode::kDoesNotFit,      ExitCode::kDiverged,
+      ExitCode::kHang, ExitCode::kPeerLost,   ExitCode::kReplicasDisagree};
+  for (int number = 0; number < 11; ++number) EXPECT_EQ(static_cast<int>(codes[number]), number);
+  EXPECT_EQ(static_cast<int>(ExitCode::kSavedRunAgain), 75);
+}
+
+TEST(WithExitCode, NothingIsAttachedToWhatIsWell) {
+  EXPECT_EQ(WithExitCode(absl::OkStatus(), ExitCode::kData), absl::OkStatus());
+  EXPECT_EQ(WithPrefix("prefix", absl::OkStatus()), absl::OkStatus());
+}
+
+TEST(ExitCode, OfTheTwoCommonMistakes) {
+  const absl::Status early = PreflightError("text"), config = ConfigError("text");
+  EXPECT_TRUE(absl::IsFailedPrecondition(early) && HasExitCode(early)) << early;
+  EXPECT_EQ(GetExitCode(early), ExitCode::kPreflight);
+  EXPECT_TRUE(absl::IsInvalidArgument(config) && HasExitCode(config)) << config;
+  EXPECT_EQ(GetExitCode(config), ExitCode::kBadConfig);
 }
 
 TEST(WithExitCode, TheFirstCodeStays) {

@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <sstream>
 #include <string>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 
 #include "parallel/base/exit_code.h"
 
@@ -63,6 +65,43 @@ TEST(FdStream, SaysWhyBytesDidNotArrive) {
     EXPECT_FALSE(out << std::string(1 << 20, 'b'));
   }
   close(full);
+}
+
+// A line is there when it ends, on a terminal; elsewhere when it is flushed.
+TEST(FdStream, ATerminalIsWrittenByLines) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_EQ(grantpt(terminal) + unlockpt(terminal), 0);
+  const int inner = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+  ASSERT_GE(inner, 0);
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  const auto waiting = [](int fd) {
+    int bytes = 0;
+    EXPECT_EQ(ioctl(fd, FIONREAD, &bytes), 0);
+    return bytes;
+  };
+  {
+    FdStream lines(inner), bytes(ends[1]);
+    lines.put('a');
+    EXPECT_EQ(waiting(terminal), 0);
+    lines << "b\nc";
+    EXPECT_EQ(waiting(terminal), 5);  // "ab\r\nc"
+    bytes << "ab\nc";
+    EXPECT_EQ(waiting(ends[0]), 0);
+    bytes.put('d');
+  }  // what is left is written at the end
+  EXPECT_EQ(waiting(ends[0]), 5);
+  for (const int fd : {terminal, ends[0]}) close(fd);
+  EXPECT_EQ(close(inner) + close(ends[1]), 0);  // still open: somebody else's
+}
+
+TEST(FdStream, AFileThatItOpenedIsClosed) {
+  const int free = dup(STDIN_FILENO);
+  close(free);
+  EXPECT_TRUE(FdStream::Open("tests/parallel/base/fd_stream_test.cc").ok());
+  const int again = dup(STDIN_FILENO);
+  close(again);
+  EXPECT_EQ(again, free);
 }
 
 TEST(FdStream, WaitsWhereTheDescriptorDoesNot) {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -97,6 +99,19 @@ TEST_P(FileSystemContract, ReadsFewerBytesOnlyAtTheEnd) {
   EXPECT_EQ(*fs_->ReadAt(Path("a"), 20, buffer), 0);
 }
 
+TEST_P(FileSystemContract, WhatIsThereIsNotCreatedAnew) {
+  Write(*fs_, Path("a"), "kept");
+  EXPECT_TRUE(absl::IsAlreadyExists(fs_->CreateNew(Path("a")).status()));
+  EXPECT_EQ(Read(*fs_, Path("a")), "kept");
+}
+
+TEST_P(FileSystemContract, WhatIsNotThereNeedNotBeDeleted) {
+  EXPECT_TRUE(DeleteIfThere(*fs_, Path("none")).ok());
+  ASSERT_TRUE(fs_->MakeFolder(Path("tree/deep")).ok());
+  EXPECT_TRUE(DeleteIfThere(*fs_, Path("tree")).ok());
+  EXPECT_TRUE(fs_->List(folder_)->empty());
+}
+
 TEST_P(FileSystemContract, MissingFileIsNotFoundAndNamed) {
   EXPECT_EQ(fs_->Size(Path("none")).status().code(), absl::StatusCode::kNotFound);
   std::string buffer(1, '?');
@@ -144,6 +159,7 @@ TEST_P(FileSystemContract, WholeFileBeyondTheLimitIsRefused) {
   Write(*fs_, Path("a"), "0123456789");
   const auto contents = ReadWholeFile(*fs_, Path("a"), 9);
   EXPECT_THAT(std::string(contents.status().message()), HasSubstr("has 10 bytes; at most 9"));
+  EXPECT_EQ(*ReadWholeFile(*fs_, Path("a"), 10), "0123456789");
 }
 
 TEST_P(FileSystemContract, ReplaceFileLeavesNothingElseAndTouchesNothingElse) {
@@ -206,6 +222,40 @@ TEST_P(FileSystemContract, DeletesATreeAndNothingThatItsLinksLeadTo) {
   EXPECT_THAT(*fs_->List(folder_), ElementsAre("theirs"));
 }
 
+// None of these can be made durable, nor the first be filled.
+TEST(PosixFileSystem, SaysWhatTheDiskRefused) {
+  const auto fs = MakePosixFileSystem(), hasty = MakePosixFileSystem(Durability::kProcessEnd);
+  const auto full = fs->OpenForAppend("/dev/full"), null = hasty->OpenForAppend("/dev/null");
+  ASSERT_TRUE(full.ok() && null.ok());
+  EXPECT_EQ((*full)->Append("x").message(), "cannot write to '/dev/full': No space left on device");
+  EXPECT_EQ((*full)->Sync().message(), "cannot sync '/dev/full': Invalid argument");
+  EXPECT_TRUE((*full)->Close().ok());
+  EXPECT_EQ((*full)->Close().message(), "cannot close '/dev/full': Bad file descriptor");
+  EXPECT_TRUE((*null)->Sync().ok());
+  EXPECT_EQ(fs->SyncFolder("/proc").message(), "cannot sync the folder '/proc': Invalid argument");
+  EXPECT_EQ(fs->SyncFolder("/none").message(),
+            "cannot open the folder '/none': No such file or directory");
+  EXPECT_TRUE(hasty->SyncFolder("/proc").ok());
+  EXPECT_EQ(fs->MakeFolder("/dev/full/a").message(),
+            "cannot make the folder '/dev/full/a': Not a directory");
+  std::string buffer(1, '?');
+  EXPECT_EQ(fs->ReadAt(::testing::TempDir(), 0, buffer).status().message(),
+            absl::StrCat("cannot read '", ::testing::TempDir(), "': Is a directory"));
+}
+
+TEST(PosixFileSystem, WhatIsNoFileIsNotReplacedAndAPipeThatNobodyReadsIsNotWaitedFor) {
+  const auto fs = MakePosixFileSystem();
+  const std::string pipe = JoinPath(::testing::TempDir(), absl::StrCat("unread-", getpid()));
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(*fs->TypeOf(pipe), FileType::kOther);
+  EXPECT_EQ(ReplaceFile(*fs, pipe, "text").message(),
+            absl::StrCat("'", pipe, "' is no regular file"));
+  EXPECT_EQ(fs->OpenForAppend(pipe).status().message(),
+            absl::StrCat("cannot open for appending '", pipe, "': No such device or address"));
+  EXPECT_EQ(*fs->TypeOf(pipe), FileType::kOther);
+  unlink(pipe.c_str());
+}
+
 // As root alone; others cannot mount, and the kernel keeps them from deleting a mount point.
 TEST(PosixFileSystem, DeletesNothingWhereAMountPointIsInTheTree) {
   if (unshare(CLONE_NEWNS) != 0) return;
@@ -224,6 +274,9 @@ TEST(PosixFileSystem, DeletesNothingWhereAMountPointIsInTheTree) {
   }
   EXPECT_THAT(*fs->List(folder + "/tree"), ElementsAre("a", "b"));
   EXPECT_EQ(Read(*fs, folder + "/theirs/thesis"), "years of work");
+  EXPECT_TRUE(IsMountPoint(mounted));
+  EXPECT_FALSE(IsMountPoint(folder + "/tree"));
+  EXPECT_FALSE(IsMountPoint(folder + "/none"));
   ASSERT_EQ(umount(mounted.c_str()), 0);
   EXPECT_TRUE(fs->DeleteTree(folder).ok());
 }
@@ -242,9 +295,87 @@ TEST(Paths, AFolderHoldsWhatLiesInItHoweverItIsSpelled) {
   EXPECT_TRUE(fs->DeleteTree(folder).ok());
 }
 
+// Links of a test that is over are gone with the folder.
+class OwnLinks : public ::testing::Test {
+ protected:
+  OwnLinks() { EXPECT_TRUE(fs_->MakeFolder(folder_ + "/room").ok()); }
+  ~OwnLinks() override { EXPECT_TRUE(fs_->DeleteTree(folder_).ok()); }
+
+  void Link(const std::string& target, const std::string& name) const {
+    ASSERT_EQ(symlink(target.c_str(), (folder_ + name).c_str()), 0);
+  }
+  // The folder is left out of the answer, and of what is wrong.
+  std::string Follow(const std::string& name) const {
+    const auto path = FollowOwnLinks(folder_ + name);
+    const std::string text = path.ok() ? *path : std::string(path.status().message());
+    return absl::StrReplaceAll(text, {{folder_, ""}});
+  }
+
+  const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem();
+  const std::string folder_ = JoinPath(::testing::TempDir(), absl::StrCat("own-links-", getpid()));
+};
+
+TEST_F(OwnLinks, AreFollowedToTheirEnd) {
+  Link("room", "/relative");
+  Link(folder_ + "/room/new/", "/dangling");
+  Link("room/../relative", "/chain");
+  EXPECT_EQ(Follow("/none"), "/none");
+  EXPECT_EQ(Follow("/room//"), "/room");
+  EXPECT_EQ(Follow("/relative"), "/room");
+  EXPECT_EQ(Follow("/relative/"), "/room");
+  EXPECT_EQ(Follow("/dangling"), "/room/new");
+  EXPECT_EQ(Follow("/chain"), "/room");
+  EXPECT_EQ(*FollowOwnLinks("/"), "/");
+}
+
+TEST_F(OwnLinks, FortyAreFollowedAndNoMore) {
+  Link("room", "/0");
+  for (int i = 1; i <= 40; ++i) Link(absl::StrCat(i - 1), absl::StrCat("/", i));
+  Link("self", "/self");
+  EXPECT_EQ(Follow("/39"), "/room");
+  EXPECT_EQ(Follow("/self"), "'/self' is a symbolic link to itself");
+  EXPECT_EQ(Follow("/40"), "'/0' is a symbolic link to itself");
+}
+
+// As root alone, who can give links away.
+TEST_F(OwnLinks, OfAnotherUserAreNotFollowedButRootsAre) {
+  if (geteuid() != 0) return;
+  constexpr uid_t kOwn = 54321, kOther = 54322;
+  for (const auto& [name, user] :
+       {std::pair("/root", uid_t{0}), {"/own", kOwn}, {"/other", kOther}}) {
+    Link("room", name);
+    ASSERT_EQ(lchown((folder_ + name).c_str(), user, 0), 0);
+  }
+  const std::string refused = "'/other' is a symbolic link that another user made";
+  EXPECT_EQ(Follow("/root"), "/room");
+  EXPECT_EQ(Follow("/own"), "'/own' is a symbolic link that another user made");
+  EXPECT_EQ(Follow("/other"), refused);
+  ASSERT_EQ(seteuid(kOwn), 0);
+  EXPECT_EQ(Follow("/root"), "/room");
+  EXPECT_EQ(Follow("/own"), "/room");
+  EXPECT_EQ(Follow("/other"), refused);
+  ASSERT_EQ(seteuid(0), 0);
+}
+
+// What looks like one is deleted as what a crash has left.
+TEST(UnusedName, IsKnownAgainAndNoOtherNameIs) {
+  const std::string name = UnusedName();
+  EXPECT_TRUE(IsUnusedName(name)) << name;
+  EXPECT_NE(UnusedName(), name);
+  EXPECT_TRUE(IsUnusedName(".deepnet-0123456789abcdef"));
+  for (const char* other :
+       {"", ".deepnet-", ".deepnet-0123456789abcde", ".deepnet-0123456789abcdef0",
+        ".deepnet-0123456789abcdeg", "deepnet-0123456789abcdef", ".deepnet_0123456789abcdef",
+        "x.deepnet-0123456789abcde"}) {
+    EXPECT_FALSE(IsUnusedName(other)) << other;
+  }
+}
+
 TEST(Paths, AreJoinedAndCut) {
   EXPECT_EQ(JoinPath("a/", "b"), "a/b");
   EXPECT_EQ(JoinPath("a", "b"), "a/b");
+  EXPECT_EQ(JoinPath("", "b"), "b");
+  EXPECT_EQ(JoinPath("/", "b"), "/b");
   EXPECT_EQ(ParentFolder("a/b"), "a");
   EXPECT_EQ(ParentFolder("/b"), "/");
   EXPECT_EQ(ParentFolder("b"), ".");
@@ -328,7 +459,11 @@ TEST(ReadFileOrPipe, ReadsFilesAndPipesUpToTheLimit) {
   const std::string text(150'000, 'x');
   Write(*fs, path, text);
   EXPECT_EQ(*ReadFileOrPipe(path, 150'000), text);
-  EXPECT_TRUE(absl::IsFailedPrecondition(ReadFileOrPipe(path, 149'999).status()));
+  const absl::Status refused = ReadFileOrPipe(path, 149'999).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_EQ(refused.message(), absl::StrCat("'", path,
+                                            "' has more than 149999 bytes, the most that "
+                                            "make sense"));
   EXPECT_TRUE(fs->Delete(path).ok());
   EXPECT_TRUE(absl::IsNotFound(ReadFileOrPipe(path, 1000).status()));
 
@@ -369,9 +504,10 @@ TEST(ObservedFileSystem, TellsOfEveryCallThatHasEndedAndPassesAnswersOn) {
   ASSERT_TRUE(fs.SyncFolder("run").ok());
   ASSERT_TRUE(fs.Delete("run/c").ok());
   EXPECT_TRUE(absl::IsNotFound(fs.Size("run/a").status()));
-  EXPECT_EQ(told,
-            (std::vector<std::string>{"run", "run/a", "run/a", "run/a", "run/a", "run/b", "run/a",
-                                      "run/a", "run/a", "run", "run/a", "run", "run/c", "run/a"}));
+  ASSERT_TRUE(fs.DeleteTree("run").ok());
+  EXPECT_EQ(told, (std::vector<std::string>{"run", "run/a", "run/a", "run/a", "run/a", "run/b",
+                                            "run/a", "run/a", "run/a", "run", "run/a", "run",
+                                            "run/c", "run/a", "run"}));
 }
 
 }  // namespace

@@ -4,13 +4,17 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gtest/gtest.h"
+#include <sys/utsname.h>
 
+#include "parallel/base/crc32c.h"
 #include "tests/support/resident_memory.h"
 
 namespace deepnet {
@@ -102,6 +106,20 @@ TEST(ThreadsPerRank, RanksThatAreBoundApartHaveAllOfTheirCores) {
 }
 
 TEST(ThreadsPerRank, IsAtLeastOne) { EXPECT_EQ(Threads({"0", "0", "0"}, "0"), 1); }
+
+TEST(ProgramFingerprint, IsTheChecksumOfTheWholeProgram) {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  EXPECT_GT(bytes.str().size(), 1u << 20);  // more than one block
+  EXPECT_EQ(ProgramFingerprint(), absl::StrFormat("%08x", Crc32c(bytes.str())));
+}
+
+TEST(HostName, IsTheSystems) {
+  utsname system{};
+  ASSERT_EQ(uname(&system), 0);
+  EXPECT_EQ(HostName(), system.nodename);
+}
 
 TEST(UsableCores, AreAsManyAsTheList) {
   EXPECT_EQ(ThreadsPerRank(std::vector<std::string>{UsableCoreList()}, UsableCoreList()),

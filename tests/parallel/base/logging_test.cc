@@ -1,5 +1,6 @@
 #include "parallel/base/logging.h"
 
+#include <cstdio>
 #include <sstream>
 #include <string>
 
@@ -55,6 +56,33 @@ TEST(Logger, ProgressInAFileIsAPlainLineNowAndThen) {
             "12:00:00 train 100%\n");
 }
 
+TEST(Logger, ANewLabelIsShownAtOnceAndAfterItsEndTheOldOneToo) {
+  for (const bool terminal : {false, true}) {
+    Fixture f;
+    Logger log(f.Options(terminal));
+    log.Show({.label = "a"});
+    log.Show({.label = "a"});
+    log.Show({.label = "b"});
+    log.Show({.label = "a"});
+    log.EndProgress();
+    log.Show({.label = "a"});
+    EXPECT_EQ(f.out.str(), terminal ? "a\r\x1b[Kb\r\x1b[Ka\na"
+                                    : "12:00:00 a\n12:00:00 b\n12:00:00 a\n12:00:00 a\n");
+  }
+}
+
+TEST(Logger, OfWarningsOnlySaysNothingElse) {
+  Fixture f;
+  LoggerOptions options = f.Options(true);
+  options.warnings_only = true;
+  Logger log(options);
+  log.Info("one");
+  log.Show({.label = "a", .fraction = 1.0});
+  log.Warning("two");
+  log.EndProgress();
+  EXPECT_EQ(f.out.str(), "12:00:00 warning: two\n");
+}
+
 TEST(Logger, ProgressOnATerminalIsRedrawnInPlace) {
   Fixture f;
   Logger log(f.Options(true));
@@ -103,12 +131,34 @@ TEST(Logger, NoNameMovesTheCursorOrSetsATitle) {
             "a\uFFFDb\uFFFD[2J  \uFFFD\n");
 }
 
+TEST(LogText, ProgressIsAtMostAllAndShowsNothingThatIsUnknown) {
+  EXPECT_EQ(ProgressText({.label = "a", .seconds_left = 0}, /*bar=*/true), "a  0:00 left");
+  EXPECT_EQ(ProgressText({.label = "a", .fraction = 0}, /*bar=*/false), "a   0%");
+  EXPECT_EQ(ProgressText({.label = "a", .fraction = 1.5}, /*bar=*/true),
+            "a [################################] 100%");
+}
+
+TEST(LogText, TheTimeOfDayHasTwoDigitsEach) {
+  int hours = 0, minutes = 0, seconds = 0, end = 0;
+  const std::string text = LocalTimeOfDay();
+  ASSERT_EQ(std::sscanf(text.c_str(), "%2d:%2d:%2d%n", &hours, &minutes, &seconds, &end), 3);
+  EXPECT_EQ(text.size(), 8u) << text;
+  EXPECT_EQ(end, 8) << text;
+  EXPECT_TRUE(hours < 24 && minutes < 60 && seconds <= 60) << text;
+}
+
 TEST(LogText, NumbersAndTimesReadEasily) {
   EXPECT_EQ(WithCommas(0), "0");
   EXPECT_EQ(WithCommas(-123), "-123");
   EXPECT_EQ(WithCommas(1234567), "1,234,567");
   EXPECT_EQ(WithCommas(-123456), "-123,456");
+  EXPECT_EQ(WithCommas(999), "999");
+  EXPECT_EQ(WithCommas(1000), "1,000");
+  EXPECT_EQ(WithCommas(-1000), "-1,000");
   EXPECT_EQ(ClockText(4.6), "0:05");
+  EXPECT_EQ(ClockText(59.5), "1:00");
+  EXPECT_EQ(ClockText(3599), "59:59");
+  EXPECT_EQ(ClockText(3600), "1:00:00");
   EXPECT_EQ(ClockText(7265), "2:01:05");
 }
 

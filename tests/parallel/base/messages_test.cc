@@ -26,6 +26,14 @@ TEST(ToBytes, MakesAMessageOfNamesThatAreNotUtf8) {
   EXPECT_EQ(read.run().parallel().schedule(), "line\nline");
 }
 
+TEST(ToIndentedJson, HasEveryFieldByItsNameAndNoBytesThatAreNotUtf8) {
+  TensorExtent extent;
+  extent.set_name("l\xe4ufe");
+  EXPECT_EQ(ToIndentedJson(extent),
+            "{\n \"name\": \"l\\\\xe4ufe\",\n \"shape\": [],\n \"first_element\": \"0\",\n"
+            " \"num_elements\": \"0\",\n \"offset\": \"0\",\n \"dtype\": \"F32\"\n}\n");
+}
+
 TEST(ParseSent, NamesTheTypeOfWhatIsNoMessage) {
   Manifest manifest;
   const absl::Status status = ParseSent("\xff", manifest);
