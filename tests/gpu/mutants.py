@@ -184,8 +184,8 @@ MUTANTS = {
     "sums-not-rescaled": (
         CUDA + "attention.cu", "context[chunk][i][c] *= rescale;", "context[chunk][i][c] *= min(rescale + 1.0f, 1.0f);", ATTENTION),
     "diagonal-left-out": (
-        CUDA + "attention.cu", "shape.causal ? tile.begin / kStreamedRows * kStreamedRows : 0",
-        "shape.causal ? (tile.begin / kStreamedRows + 1) * kStreamedRows : 0", ATTENTION),
+        CUDA + "attention.cu", "a.causal ? tile.begin / kStreamedRows * kStreamedRows : 0",
+        "a.causal ? (tile.begin / kStreamedRows + 1) * kStreamedRows : 0", ATTENTION),
     "keys-past-the-list": (
         CUDA + "attention.cu", "  if (place >= length) score = -INFINITY;\n", "", ATTENTION),
     "gradient-over-unread-logits": (
@@ -247,7 +247,7 @@ MUTANTS = {
         "trainer/kernels/cuda_ops.cc", "count == 0) return ZeroKeyGradients(g);", "count == 0) return;",
         "gpu_cuda_ops_test --gtest_filter=*NoQuery*"),
     "labels-of-the-first-chunk": (
-        "trainer/kernels/cuda_ops.cc", ".targets = a.labels + begin,", ".targets = a.labels,", "gpu_cuda_ops_test --gtest_filter=*LossOf*"),
+        "trainer/kernels/kernel_ops.inc", ".targets = a.labels + begin,", ".targets = a.labels,", "gpu_cuda_ops_test --gtest_filter=*LossOf*"),
     "last-run-of-rows": (
         CUDA + "scaled_sums.cu", "run * kRunRows < rows; run", "(run + 1) * kRunRows < rows; run", BIAS),
     "last-row-of-a-group": (
@@ -267,7 +267,7 @@ MUTANTS = {
     "rows-of-no-address-are-checked": (
         CUDA + "residual_norm.cu", "  if (args.rows == 0) return;  // memory of no rows may have no address\n", "", POINTWISE),
     "queries-of-no-address-are-checked": (
-        CUDA + "attention.cu", "q_rows == 0 || args.context.data != nullptr", "args.context.data != nullptr", ATTENTION),
+        CUDA + "attention.cu", "q_rows == 0 || a.context_RD.data != nullptr", "a.context_RD.data != nullptr", ATTENTION),
     "scaled-twice": (
         CUDA + "scaled_sums.cu", "y + *factor * x", "y + *factor * *factor * x",
         POINTWISE + " --gtest_filter=*AddScaled*"),

@@ -37,7 +37,7 @@ EXCEPTIONS = {
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 635,
 }
 TOTALS = {
-    "lines of the product": 71900,
+    "lines of the product": 71744,
     "files of the product": 525,
     "functions of many parameters": 16,
     "functions over 60 lines": 0,

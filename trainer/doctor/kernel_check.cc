@@ -190,7 +190,7 @@ void RunNorm(Bench& b, bool centred, bool backward) {
                         .bias_D = bias,
                         .y_RD = y,
                         .y_operand_RD = narrow,
-                        .state = &state,
+                        .state = state,
                         .mask = mask});
   if (!backward) {
     const Tensor again = b.Operand({kRoom, kWidth}, 0);
@@ -202,7 +202,7 @@ void RunNorm(Bench& b, bool centred, bool backward) {
   const Tensor dgain = b.Residual({kWidth}, 7), dbias = b.Residual({kWidth}, 8);
   b.ops().ResidualNormBackward({.rows = b.n(),
                                 .dy_RD = b.Residual({kRoom, kWidth}, 5),
-                                .state = &state,
+                                .state = state,
                                 .alpha = 1.7,
                                 .dropout_rate = Bench::Site(0).rate,
                                 .mask = mask,

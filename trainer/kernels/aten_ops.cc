@@ -61,29 +61,16 @@ Tensor DropoutFactors(const DropoutSite& site, const PackedRows& ids, int64_t ro
 // Bits of `factors` != 0, packed little-endian into uint8 [rows, ceil(features / 8)].
 void StoreMask(const Tensor& factors, const Tensor& mask) {
   const int64_t rows = factors.size(0), features = factors.size(1), bytes = (features + 7) / 8;
-  Tensor packed = at::zeros({rows, bytes}, at::kByte);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t f = 0; f < features; ++f) {
-      if (factors.data_ptr<double>()[r * features + f] != 0.0) {
-        packed.data_ptr<uint8_t>()[r * bytes + f / 8] |= static_cast<uint8_t>(1u << (f % 8));
-      }
-    }
-  }
-  mask.narrow(0, 0, rows).copy_(packed);
+  const Tensor kept = at::constant_pad_nd(factors.ne(0).to(at::kInt), {0, 8 * bytes - features});
+  const Tensor bits = kept.view({rows, bytes, 8}).bitwise_left_shift(at::arange(8, at::kInt));
+  mask.narrow(0, 0, rows).copy_(bits.sum(-1));
 }
 
 Tensor LoadMask(const Tensor& mask, int64_t rows, int64_t features, double rate,
                 at::TensorOptions to) {
-  const Tensor host = mask.narrow(0, 0, rows).contiguous();
-  Tensor factors = at::empty({rows, features}, at::kDouble);
-  const int64_t bytes = host.size(1);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t f = 0; f < features; ++f) {
-      const bool kept = host.data_ptr<uint8_t>()[r * bytes + f / 8] >> (f % 8) & 1;
-      factors.data_ptr<double>()[r * features + f] = kept ? 1.0 / (1.0 - rate) : 0.0;
-    }
-  }
-  return factors.to(to);
+  const Tensor bytes = mask.narrow(0, 0, rows).to(at::kInt).unsqueeze(-1);
+  const Tensor kept = bytes.bitwise_right_shift(at::arange(8, at::kInt)).bitwise_and(1).flatten(1);
+  return (kept.narrow(1, 0, features).to(at::kDouble) * (1.0 / (1.0 - rate))).to(to);
 }
 
 class AtenOps : public Ops {
@@ -138,9 +125,9 @@ class AtenOps : public Ops {
     const Tensor centred = a.centred ? sum - sum.mean(over, /*keepdim=*/true) : sum;
     const Tensor rstd = at::rsqrt((centred * centred).mean(over, /*keepdim=*/true) + a.epsilon);
     const Tensor xhat = centred * rstd;
-    if (a.state != nullptr) {
-      First(a.state->xhat_RD, a.rows).copy_(xhat);
-      a.state->rstd.narrow(0, 0, rstd.numel()).copy_(rstd.squeeze(over));
+    if (a.state.xhat_RD.defined()) {
+      First(a.state.xhat_RD, a.rows).copy_(xhat);
+      a.state.rstd.narrow(0, 0, rstd.numel()).copy_(rstd.squeeze(over));
     }
     const Tensor y = a.bias_D.defined() ? xhat * a.gain_D + a.bias_D : xhat * a.gain_D;
     if (a.y_RD.defined()) First(a.y_RD, a.rows).copy_(y);
@@ -148,9 +135,9 @@ class AtenOps : public Ops {
   }
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     const Tensor dy = First(a.dy_RD, a.rows).to(residual_, /*non_blocking=*/false, /*copy=*/true);
-    const Tensor xhat = First(a.state->xhat_RD, a.rows);
+    const Tensor xhat = First(a.state.xhat_RD, a.rows);
     const int64_t over = a.over_rows ? 0 : 1;
-    const Tensor rstd = a.state->rstd.narrow(0, 0, xhat.size(1 - over)).unsqueeze(over);
+    const Tensor rstd = a.state.rstd.narrow(0, 0, xhat.size(1 - over)).unsqueeze(over);
     a.dgain_D.add_((dy * xhat).sum(0));
     if (a.dbias_D.defined()) a.dbias_D.add_(dy.sum(0));
     const Tensor g = dy * a.gain_D;

@@ -131,8 +131,10 @@ class CudaOps : public KernelOps {
   }
 
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    if (a.over_rows) return cuda::BatchNormBackward(gpu_, ArgsOf(a, AsFloats(a.rows, a.dy_RD)));
-    cuda::ResidualNormBackward(gpu_, ArgsOf(a, /*dy_RD=*/{}), In(a.dy_RD, a.rows));
+    native::ResidualNormGradArgs args = ArgsOf(a);
+    if (!a.over_rows) return cuda::ResidualNormBackward(gpu_, args);
+    args.dy_RD = In(AsFloats(a.rows, a.dy_RD), a.rows);
+    cuda::BatchNormBackward(gpu_, args);
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
@@ -171,9 +173,10 @@ class CudaOps : public KernelOps {
   void EmbedBackward(const EmbedGradArgs& a) override {
     const cuda::WithoutGraphs sized(gpu_);
     const GpuRowIndex& index = IndexOf(*a.rows);
-    cuda::EmbedBackward(gpu_, ArgsOf(a), index.tokens);
+    const native::EmbedGradArgs args = ArgsOf(a);
+    cuda::EmbedBackward(gpu_, args, index.tokens);
     if (a.dpositions_PD.defined()) {
-      cuda::EmbedBackward(gpu_, PositionArgsOf(a), index.positions);
+      cuda::EmbedBackward(gpu_, native::OfPositions(args), index.positions);
     }
   }
 
@@ -227,7 +230,6 @@ class CudaOps : public KernelOps {
   cuda::ResultQueue& results_;  // likewise
   cuda::Matmul matmul_;
   std::deque<OperandCopy> copies_;  // one for each flat tensor of weights
-  Tensor logits_, dlogits_;         // of a chunk of rows
   Tensor row_losses_;               // [2, rows of logits]: nll and loss of a chunk
   LossSums unwanted_;
 };
@@ -394,18 +396,9 @@ void CudaOps::CrossEntropy(const CrossEntropyArgs& a) {
     const native::ConstMatrix hidden = In(a.hidden_RD.narrow(0, begin, rows), rows);
     matmul_.Run({.a = hidden, .b = weights, .transpose_b = true, .y = Out(logits_, rows)});
     float* const nll = row_nll == nullptr ? Floats(row_losses_) : row_nll + begin;
-    native::CrossEntropyArgs args{.rows = rows,
-                                  .vocabulary = classes,
-                                  .logits = Floats(logits_),
-                                  .stride = logits_.stride(0),
-                                  .targets = a.labels + begin,
-                                  .smoothing = a.smoothing,
-                                  .scale = static_cast<float>(a.scale),
-                                  .nll = nll,
-                                  .loss = Floats(row_losses_) + logits_.size(0)};
-    if (a.dhidden_RD.defined()) args.d_logits = Out(dlogits_, rows);
-    cuda::CrossEntropyRows(gpu_, args);
-    cuda::SumLosses(gpu_, rows, args.loss, args.nll, sums);
+    float* const loss = Floats(row_losses_) + logits_.size(0);
+    cuda::CrossEntropyRows(gpu_, LossOf(a, begin, rows, nll, loss));
+    cuda::SumLosses(gpu_, rows, loss, nll, sums);
     if (!a.dhidden_RD.defined()) continue;
     const native::ConstMatrix dlogits = In(dlogits_, rows);
     matmul_.Run({.a = dlogits, .b = weights, .y = Out(a.dhidden_RD.narrow(0, begin, rows), rows)});

@@ -113,7 +113,8 @@ class NativeOps : public KernelOps {
   }
 
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
-    const native::ResidualNormBackwardArgs args = ArgsOf(a, AsFloats(a.rows, a.dy_RD));
+    native::ResidualNormGradArgs args = ArgsOf(a);
+    args.dy_RD = In(AsFloats(a.rows, a.dy_RD), a.rows);
     if (a.over_rows) return native::BatchNormBackward(device_, args);
     native::ResidualNormBackward(device_, args);
   }
@@ -134,9 +135,9 @@ class NativeOps : public KernelOps {
   }
   void Embed(const EmbedArgs& a) override { native::EmbedForward(device_, ArgsOf(a)); }
   void EmbedBackward(const EmbedGradArgs& a) override {
-    native::EmbedBackward(device_, ArgsOf(a));
-    if (!a.dpositions_PD.defined()) return;
-    native::EmbedBackward(device_, PositionArgsOf(a));
+    const native::EmbedGradArgs args = ArgsOf(a);
+    native::EmbedBackward(device_, args);
+    if (a.dpositions_PD.defined()) native::EmbedBackward(device_, native::OfPositions(args));
   }
 
   void CrossEntropy(const CrossEntropyArgs& a) override {
@@ -149,17 +150,7 @@ class NativeOps : public KernelOps {
       const Tensor hidden = a.hidden_RD.narrow(0, begin, rows);
       native::LinearForward(device_,
                             {.x = In(hidden, rows), .weight = &weight, .y = Out(logits_, rows)});
-      native::CrossEntropyArgs args{.rows = rows,
-                                    .vocabulary = classes,
-                                    .logits = Floats(logits_),
-                                    .stride = logits_.stride(0),
-                                    .targets = a.labels + begin,
-                                    .smoothing = a.smoothing,
-                                    .scale = static_cast<float>(a.scale),
-                                    .nll = row_nll_.data(),
-                                    .loss = row_loss_.data()};
-      if (a.dhidden_RD.defined()) args.d_logits = Out(dlogits_, rows);
-      native::CrossEntropyRows(device_, args);
+      native::CrossEntropyRows(device_, LossOf(a, begin, rows, row_nll_.data(), row_loss_.data()));
       for (int64_t r = 0; r < rows; ++r) {
         sums.nll += row_nll_[r];
         sums.loss += row_loss_[r];
@@ -221,7 +212,6 @@ class NativeOps : public KernelOps {
   }
 
   const std::shared_ptr<NativeSession> session_;
-  Tensor logits_, dlogits_;
   std::vector<float> row_nll_, row_loss_;
 };
 

@@ -34,7 +34,11 @@
 
 #include "trainer/kernels/device_session.h"
 #include "trainer/kernels/native/adam.h"
+#include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"
+#include "trainer/kernels/native/elementwise.h"
+#include "trainer/kernels/native/embedding.h"
+#include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/sampling.h"
 #include "trainer/kernels/packed_rows.h"
 
@@ -77,109 +81,28 @@ struct LinearInputGradArgs {
   at::Tensor dx_RI;           // out, operand or residual
 };
 
-// State of a normalisation for its backward pass.
-struct NormState {
-  at::Tensor xhat_RD;  // residual: normalised rows
-  at::Tensor rstd;  // residual: reciprocal deviations, of each row or, over_rows, of each feature
+// Tensors as arguments; the headers of the kernels declare the operations' own.
+struct Tensors {
+  using In = at::Tensor;
+  using Out = at::Tensor;
+  using InFloats = at::Tensor;
+  using Floats = at::Tensor;
+  using InMask = at::Tensor;
+  using Mask = at::Tensor;
+  using Rows = const PackedRows*;
+  using Real = double;
 };
 
-// y = N(sum) * gain + bias,  sum = alpha * x + dropout(branch)           (DeepNet, section 2)
-// N(s) = (s - mean) / sqrt(variance + epsilon), or where it is not centred s / sqrt(mean square +
-// epsilon): LayerNorm and RMSNorm, with mean and variance over the features of a row. With
-// over_rows they are those of each feature over the real rows: BatchNorm (Ioffe & Szegedy, 2015),
-// always by the statistics of the rows given. Without a gain the sum alone is wanted.
-struct ResidualNormArgs {
-  int64_t rows = 0;
-  at::Tensor x_RD;       // residual; undefined: 0
-  at::Tensor branch_RD;  // residual or operand; undefined: 0
-  double alpha = 1.0;
-  DropoutSite dropout;
-  const PackedRows* ids = nullptr;  // for dropout
-  bool centred = true;
-  bool over_rows = false;  // only centred
-  at::Tensor gain_D;       // residual; undefined: nothing is normalised
-  at::Tensor bias_D;       // residual; undefined: 0
-  double epsilon = 1e-5;
-  at::Tensor sum_RD;           // out, residual; may be x_RD; defined where there is no gain
-  at::Tensor y_RD;             // out, residual; may be x_RD; undefined: not wanted
-  at::Tensor y_operand_RD;     // out, operand; undefined: not wanted
-  NormState* state = nullptr;  // out; null in inference
-  at::Tensor mask;  // out: uint8 [R, ceil(D/8)], a bit is 1 where kept; undefined where rate is 0
-};
-
-struct ResidualNormGradArgs {
-  int64_t rows = 0;
-  at::Tensor dy_RD;  // residual or operand
-  NormState* state = nullptr;
-  double alpha = 1.0;
-  double dropout_rate = 0.0;
-  at::Tensor mask;
-  bool centred = true;
-  bool over_rows = false;
-  at::Tensor gain_D;
-  at::Tensor dpast_RD;         // residual: reaches the branch past the norm; undefined: 0
-  at::Tensor dx_RD;            // out, residual: alpha * dsum; may be dy_RD; undefined: not wanted
-  bool accumulate_dx = false;  // add to dx instead
-  at::Tensor dbranch_RD;       // out, operand; may be dy_RD; undefined: not wanted
-  at::Tensor dgain_D;          // +=, residual
-  at::Tensor dbias_D;          // +=, residual; undefined: there is no bias
-};
-
-// y = scale * (x - shift): trained factors for equal groups of columns (one for all, for each head,
-// for each feature) and one trained number.
-struct ScaleShiftArgs {
-  int64_t rows = 0;
-  at::Tensor x_RD;     // residual or operand
-  at::Tensor scale_G;  // residual; G divides D; undefined: 1
-  at::Tensor shift_1;  // residual; undefined: 0
-  at::Tensor y_RD;     // out, residual or operand; may be x_RD
-};
-
-struct ScaleShiftGradArgs {
-  int64_t rows = 0;
-  at::Tensor dy_RD;  // residual or operand
-  at::Tensor x_RD;   // as given to ScaleShift; read where there is a scale
-  at::Tensor scale_G;
-  at::Tensor shift_1;
-  at::Tensor dx_RD;     // out, of dy's type; may be dy_RD
-  at::Tensor dscale_G;  // +=, residual
-  at::Tensor dshift_1;  // +=, residual; undefined where there is none
-};
-
-// softmax(q k^T / sqrt(D/H)) v within each sentence; tensors may be column slices of wider ones.
-struct AttentionArgs {
-  at::Tensor q_RD, k_RD, v_RD;  // operand; k and v have the rows of `keys`
-  const PackedRows* queries = nullptr;
-  const PackedRows* keys = nullptr;
-  int heads = 1;
-  bool causal = false;
-  DropoutSite dropout;    // of the attention weights
-  at::Tensor context_RD;  // out, operand
-  // out, residual, contiguous: for the backward pass, in an order that the Ops chooses; undefined
-  // in inference
-  at::Tensor log_sum_exp_RH;
-};
-
-struct AttentionGradArgs {
-  AttentionArgs forward;           // as it was called; outputs filled
-  at::Tensor dcontext_RD;          // operand
-  at::Tensor dq_RD, dk_RD, dv_RD;  // out, operand
-};
-
-// One query row against the cached keys and values that its list names (incremental decoding):
-// hypotheses share rows of the cache, so re-ordering them moves lists, not keys.
-struct DecodeAttentionArgs {
-  int64_t rows = 0;
-  at::Tensor q_RD;                // operand
-  at::Tensor keys_ND, values_ND;  // operand; rows of a cache
-  // [rows, index_stride] rows of the cache, in order of position; as DeviceSession::Upload returns
-  // it
-  const int32_t* index = nullptr;
-  int64_t index_stride = 0;
-  const int32_t* lengths = nullptr;  // [rows] entries of `index` that count
-  int heads = 1;
-  at::Tensor context_RD;  // out, operand
-};
+using NormState = native::NormStateOf<Tensors>;
+using ResidualNormArgs = native::ResidualNormArgsOf<Tensors>;
+using ResidualNormGradArgs = native::ResidualNormGradArgsOf<Tensors>;
+using ScaleShiftArgs = native::ScaleShiftArgsOf<Tensors>;
+using ScaleShiftGradArgs = native::ScaleShiftGradArgsOf<Tensors>;
+using AttentionArgs = native::AttentionArgsOf<Tensors>;
+using AttentionGradArgs = native::AttentionGradArgsOf<Tensors>;
+using DecodeAttentionArgs = native::DecodeAttentionArgsOf<Tensors>;
+using EmbedArgs = native::EmbedArgsOf<Tensors>;
+using EmbedGradArgs = native::EmbedGradArgsOf<Tensors>;
 
 // Sums over rows.
 struct LossSums {
@@ -203,28 +126,6 @@ struct CrossEntropyArgs {
   // Host memory that is written by the end of the next DeviceSession::ReadBack; each may be null.
   LossSums* sums = nullptr;
   float* row_nll = nullptr;  // [rows]
-};
-
-// x = dropout(scale * table[token] + positions[position])
-struct EmbedArgs {
-  const PackedRows* rows = nullptr;
-  at::Tensor table_VD;      // residual
-  at::Tensor positions_PD;  // residual
-  double scale = 1.0;
-  DropoutSite dropout;
-  at::Tensor x_RD;          // out, residual
-  at::Tensor x_operand_RD;  // out, operand; undefined or x_RD
-  at::Tensor mask;          // out: as in ResidualNormArgs
-};
-
-struct EmbedGradArgs {
-  const PackedRows* rows = nullptr;
-  at::Tensor dx_RD;  // residual; overwritten by its masked form
-  double scale = 1.0;
-  double dropout_rate = 0.0;
-  at::Tensor mask;
-  at::Tensor dtable_VD;      // +=, residual
-  at::Tensor dpositions_PD;  // +=, residual; undefined where positions are fixed
 };
 
 // y += factor * x, with a trained factor.

@@ -43,7 +43,7 @@ void NormLayer::Into(ResidualNormGradArgs& args) const {
 void NormLayer::Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD,
                         NormState& state) const {
   const auto residual_type = pass.ops->ResidualOptions().dtype();
-  ResidualNormArgs args{.rows = pass.rows->count, .state = pass.keep() ? &state : nullptr};
+  ResidualNormArgs args{.rows = pass.rows->count, .state = pass.keep() ? state : NormState{}};
   (x_RD.dtype() == residual_type ? args.x_RD : args.branch_RD) = x_RD;
   (y_RD.dtype() == residual_type ? args.y_RD : args.y_operand_RD) = y_RD;
   Into(args);
@@ -57,7 +57,7 @@ void NormLayer::Output(const PassContext& pass, const NormState& state,
 
 void NormLayer::BackwardInPlace(const PassContext& pass, const at::Tensor& dy_RD,
                                 NormState& state) const {
-  ResidualNormGradArgs args{.rows = pass.rows->count, .dy_RD = dy_RD, .state = &state};
+  ResidualNormGradArgs args{.rows = pass.rows->count, .dy_RD = dy_RD, .state = state};
   const bool stream = dy_RD.dtype() == pass.ops->ResidualOptions().dtype();
   (stream ? args.dx_RD : args.dbranch_RD) = dy_RD;
   Into(args);
@@ -68,7 +68,7 @@ void NormLayer::BackwardInto(const PassContext& pass, const at::Tensor& dy_RD, N
                              const at::Tensor& dx_RD) const {
   ResidualNormGradArgs args{.rows = pass.rows->count,
                             .dy_RD = dy_RD,
-                            .state = &state,
+                            .state = state,
                             .dx_RD = dx_RD,
                             .accumulate_dx = true};
   Into(args);
@@ -80,7 +80,7 @@ void NormLayer::ForwardStream(const PassContext& pass, const ResidualStream& str
   ResidualNormArgs args{.rows = pass.rows->count,
                         .x_RD = stream.value_RD,
                         .y_RD = stream.value_RD,
-                        .state = pass.keep() ? &state : nullptr};
+                        .state = pass.keep() ? state : NormState{}};
   if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
   Into(args);
   pass.ops->ResidualNorm(args);

@@ -169,7 +169,7 @@ void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const Residua
                         .ids = pass.rows,
                         .y_RD = stream.value_RD};
   if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
-  if (pass.keep()) args.state = &saved.norms[EndIndex()];
+  if (pass.keep()) args.state = saved.norms[EndIndex()];
   if (pass.keep()) args.mask = saved.mask;
   end_norm_->Into(args);
   pass.ops->ResidualNorm(args);
@@ -201,7 +201,7 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
   if (end_norm_) {
     ResidualNormGradArgs args{.rows = pass.rows->count,
                               .dy_RD = dstream_RD,
-                              .state = &saved.norms[EndIndex()],
+                              .state = saved.norms[EndIndex()],
                               .alpha = scheme_.alpha,
                               .dropout_rate = dropout_.rate,
                               .mask = saved.mask,

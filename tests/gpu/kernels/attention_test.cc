@@ -58,13 +58,17 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
     return Rounded(c_.element, RandomFloats(rows * width_, seed));
   }
 
-  native::AttentionShape Shape(const int32_t* q_offsets, const int32_t* k_offsets) const {
-    return {static_cast<int>(c_.q_offsets.size()) - 1,
-            q_offsets,
-            k_offsets,
-            c_.heads,
-            c_.head_dim,
-            c_.causal};
+  // Without the matrices. `ids` are of the queries.
+  native::AttentionArgs Args(PackedRows ids, const int32_t* q_offsets, const int32_t* k_offsets,
+                             float* log_sum_exp) const {
+    ids.num_sentences = static_cast<int>(c_.q_offsets.size()) - 1;
+    ids.offsets = q_offsets;
+    return {.queries = ids,
+            .keys = {.count = k_rows_, .num_sentences = ids.num_sentences, .offsets = k_offsets},
+            .heads = c_.heads,
+            .causal = c_.causal,
+            .dropout = key_,
+            .log_sum_exp_RH = log_sum_exp};
   }
 
   // The CPU's kernels on the same numbers, in float32.
@@ -78,27 +82,18 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
       return native::Matrix{x.data(), Element::kFloat32, rows, width_, width_};
     };
     native::Cpu cpu(1);
-    const native::AttentionShape shape = Shape(c_.q_offsets.data(), c_.k_offsets.data());
-    const native::RowIds ids = {ids_.pair.data(), ids_.position.data()};
-    native::AttentionForward(cpu, {.shape = shape,
-                                   .q = matrix(q_, q_rows_),
-                                   .k = matrix(k_, k_rows_),
-                                   .v = matrix(v_, k_rows_),
-                                   .dropout = key_,
-                                   .q_ids = ids,
-                                   .context = matrix(r.context, q_rows_),
-                                   .lse = r.lse.data()});
-    native::AttentionBackward(cpu, {.shape = shape,
-                                    .q = matrix(q_, q_rows_),
-                                    .k = matrix(k_, k_rows_),
-                                    .v = matrix(v_, k_rows_),
-                                    .lse = r.lse.data(),
-                                    .d_context = matrix(d_context_, q_rows_),
-                                    .dropout = key_,
-                                    .q_ids = ids,
-                                    .dq = matrix(r.dq, q_rows_),
-                                    .dk = matrix(r.dk, k_rows_),
-                                    .dv = matrix(r.dv, k_rows_)});
+    native::AttentionArgs args =
+        Args(ids_.rows(), c_.q_offsets.data(), c_.k_offsets.data(), r.lse.data());
+    args.q_RD = matrix(q_, q_rows_);
+    args.k_RD = matrix(k_, k_rows_);
+    args.v_RD = matrix(v_, k_rows_);
+    args.context_RD = matrix(r.context, q_rows_);
+    native::AttentionForward(cpu, args);
+    native::AttentionBackward(cpu, {.forward = args,
+                                    .dcontext_RD = matrix(d_context_, q_rows_),
+                                    .dq_RD = matrix(r.dq, q_rows_),
+                                    .dk_RD = matrix(r.dk, k_rows_),
+                                    .dv_RD = matrix(r.dv, k_rows_)});
     return r;
   }
 
@@ -116,29 +111,20 @@ class GpuAttention : public ::testing::TestWithParam<Case> {
     const DeviceArray<int32_t> q_offsets(c_.q_offsets), k_offsets(c_.k_offsets);
     const DeviceArray<uint32_t> pair(ids_.pair), position(ids_.position);
     const DeviceArray<float> lse(std::vector<float>(q_rows_ * c_.heads));
-    const native::AttentionShape shape = Shape(q_offsets.data(), k_offsets.data());
-    const native::RowIds ids = {pair.data(), position.data()};
-    AttentionForward(gpu, {.shape = shape,
-                           .q = q.view(),
-                           .k = k.view(),
-                           .v = v.view(),
-                           .dropout = key_,
-                           .q_ids = ids,
-                           .context = context.view(),
-                           .lse = lse.data()});
+    native::AttentionArgs args =
+        Args({.count = q_rows_, .positions = position.data(), .pairs = pair.data()},
+             q_offsets.data(), k_offsets.data(), lse.data());
+    args.q_RD = q.view();
+    args.k_RD = k.view();
+    args.v_RD = v.view();
+    args.context_RD = context.view();
+    AttentionForward(gpu, args);
     EXPECT_EQ(Launches(gpu), 1);
-    AttentionBackward(gpu, {.shape = shape,
-                            .q = q.view(),
-                            .k = k.view(),
-                            .v = v.view(),
-                            .lse = lse.data(),
-                            .context = context.view(),
-                            .d_context = d_context.view(),
-                            .dropout = key_,
-                            .q_ids = ids,
-                            .dq = dq.view(),
-                            .dk = dk.view(),
-                            .dv = dv.view()});
+    AttentionBackward(gpu, {.forward = args,
+                            .dcontext_RD = d_context.view(),
+                            .dq_RD = dq.view(),
+                            .dk_RD = dk.view(),
+                            .dv_RD = dv.view()});
     EXPECT_EQ(Launches(gpu), 2);
     return {context.Read(gpu), lse.Read(gpu), dq.Read(gpu), dk.Read(gpu), dv.Read(gpu)};
   }
@@ -236,8 +222,11 @@ class GpuAttentionDropout : public ::testing::Test {
   DeviceArray<int32_t> offsets_{std::vector<int32_t>{0, kRows}};
   DeviceArray<uint32_t> pair_{ids_.pair}, position_{ids_.position};
   DeviceArray<float> lse_{static_cast<size_t>(kRows * kHeads)};
-  native::AttentionShape shape_ = {1, offsets_.data(), offsets_.data(), kHeads, kDim, false};
-  native::RowIds row_ids_ = {pair_.data(), position_.data()};
+  const PackedRows rows_ = {.count = kRows,
+                            .num_sentences = 1,
+                            .positions = position_.data(),
+                            .pairs = pair_.data(),
+                            .offsets = offsets_.data()};
 };
 
 TEST_F(GpuAttentionDropout, EveryDecisionIsThatOfTheDefinitionInAllThreeKernels) {
@@ -245,36 +234,30 @@ TEST_F(GpuAttentionDropout, EveryDecisionIsThatOfTheDefinitionInAllThreeKernels)
   const DeviceMatrix zeros = Constant(0.0f), ones = Constant(1.0f), names = Names();
   const DeviceMatrix context = Constant(5.0f), again = Constant(5.0f);
   const DeviceMatrix dq = Constant(5.0f), dk = Constant(5.0f), dv = Constant(5.0f);
-  const auto forward = [&](const DeviceMatrix& v, const DeviceMatrix& to) {
-    AttentionForward(gpu, {.shape = shape_,
-                           .q = zeros.view(),
-                           .k = names.view(),
-                           .v = v.view(),
-                           .dropout = kKey,
-                           .q_ids = row_ids_,
-                           .context = to.view(),
-                           .lse = lse_.data()});
+  const auto args = [&](const DeviceMatrix& v, const DeviceMatrix& to) {
+    return native::AttentionArgs{.q_RD = zeros.view(),
+                                 .k_RD = names.view(),
+                                 .v_RD = v.view(),
+                                 .queries = rows_,
+                                 .keys = rows_,
+                                 .heads = kHeads,
+                                 .dropout = kKey,
+                                 .context_RD = to.view(),
+                                 .log_sum_exp_RH = lse_.data()};
   };
   const auto backward = [&](const DeviceMatrix& v, const DeviceMatrix& of,
                             const DeviceMatrix& d_context) {
-    AttentionBackward(gpu, {.shape = shape_,
-                            .q = zeros.view(),
-                            .k = names.view(),
-                            .v = v.view(),
-                            .lse = lse_.data(),
-                            .context = of.view(),
-                            .d_context = d_context.view(),
-                            .dropout = kKey,
-                            .q_ids = row_ids_,
-                            .dq = dq.view(),
-                            .dk = dk.view(),
-                            .dv = dv.view()});
+    AttentionBackward(gpu, {.forward = args(v, of),
+                            .dcontext_RD = d_context.view(),
+                            .dq_RD = dq.view(),
+                            .dk_RD = dk.view(),
+                            .dv_RD = dv.view()});
   };
-  forward(names, context);
+  AttentionForward(gpu, args(names, context));
   backward(names, context, names);
   const std::vector<float> kept = context.Read(gpu), kept_by_key = dv.Read(gpu);
   // d is m / (1 - rate) of each key, so d_score has its sign.
-  forward(ones, again);
+  AttentionForward(gpu, args(ones, again));
   backward(ones, again, ones);
   const std::vector<float> slopes = dq.Read(gpu);
   for (int query = 0; query < kRows; ++query) {
@@ -300,12 +283,14 @@ TEST(GpuAttentionRange, LargeScoresDoNotOverflowAndNanStaysInItsRows) {
   const DeviceArray<int32_t> offsets({0, 2, 4});
   const DeviceArray<float> lse(4);
   GpuStream gpu;
-  AttentionForward(gpu, {.shape = {2, offsets.data(), offsets.data(), 1, 4, false},
-                         .q = queries.view(),
-                         .k = keys.view(),
-                         .v = values.view(),
-                         .context = context.view(),
-                         .lse = lse.data()});
+  const PackedRows rows = {.count = 4, .num_sentences = 2, .offsets = offsets.data()};
+  AttentionForward(gpu, {.q_RD = queries.view(),
+                         .k_RD = keys.view(),
+                         .v_RD = values.view(),
+                         .queries = rows,
+                         .keys = rows,
+                         .context_RD = context.view(),
+                         .log_sum_exp_RH = lse.data()});
   const std::vector<float> got = context.Read(gpu);
   for (int i = 0; i < 16; ++i) {
     if (i < 12) {
@@ -323,16 +308,19 @@ TEST(GpuAttentionRange, WithoutSentencesAllRowsAreZeroAndWithoutRowsNothingIsLau
   const DeviceArray<float> lse(70 * 3);
   GpuStream gpu;
   gpu.StartTiming();
-  native::AttentionForwardArgs args = {.shape = {0, offsets.data(), offsets.data(), 3, 4, true},
-                                       .q = x.view(),
-                                       .k = x.view(),
-                                       .v = x.view(),
-                                       .context = context.view(),
-                                       .lse = lse.data()};
+  const PackedRows rows = {.count = 70, .offsets = offsets.data()};
+  native::AttentionArgs args = {.q_RD = x.view(),
+                                .k_RD = x.view(),
+                                .v_RD = x.view(),
+                                .queries = rows,
+                                .keys = rows,
+                                .heads = 3,
+                                .causal = true,
+                                .context_RD = context.view(),
+                                .log_sum_exp_RH = lse.data()};
   AttentionForward(gpu, args);
   EXPECT_EQ(context.Read(gpu), std::vector<float>(70 * 12, 0.0f));
-  for (native::ConstMatrix* m : {&args.q, &args.k, &args.v}) m->rows = 0;
-  args.context.rows = 0;
+  args.queries.count = args.keys.count = 0;
   AttentionForward(gpu, args);
   EXPECT_EQ(Launches(gpu), 1);
 }
@@ -345,31 +333,35 @@ TEST(GpuAttentionRange, WithoutQueriesTheGradientOfKeysIsZeroAndWithoutKeysNothi
   const DeviceArray<int32_t> no_rows({0, 0}), all_rows({0, kRows});
   GpuStream gpu;
   gpu.StartTiming();
-  native::AttentionBackwardArgs args = {.shape = {1, no_rows.data(), all_rows.data(), 3, 4, false},
-                                        .q = none.view(),
-                                        .k = keys.view(),
-                                        .v = keys.view(),
-                                        .context = none.view(),
-                                        .d_context = none.view(),
-                                        .dq = none.view(),
-                                        .dk = dk.view(),
-                                        .dv = dv.view()};
+  native::AttentionGradArgs args = {
+      .forward = {.q_RD = none.view(),
+                  .k_RD = keys.view(),
+                  .v_RD = keys.view(),
+                  .queries = {.num_sentences = 1, .offsets = no_rows.data()},
+                  .keys = {.count = kRows, .num_sentences = 1, .offsets = all_rows.data()},
+                  .heads = 3,
+                  .context_RD = none.view()},
+      .dcontext_RD = none.view(),
+      .dq_RD = none.view(),
+      .dk_RD = dk.view(),
+      .dv_RD = dv.view()};
   AttentionBackward(gpu, args);
   EXPECT_EQ(dk.Read(gpu), std::vector<float>(kRows * kWidth, 0.0f));
   EXPECT_EQ(dv.Read(gpu), std::vector<float>(kRows * kWidth, 0.0f));
-  args.shape.k_offsets = no_rows.data();
-  args.k = args.v = none.view();
-  args.dk = args.dv = none.view();
+  args.forward.keys = args.forward.queries;
+  args.forward.k_RD = args.forward.v_RD = none.view();
+  args.dk_RD = args.dv_RD = none.view();
   AttentionBackward(gpu, args);
   EXPECT_EQ(Launches(gpu), 1);
 }
 
 TEST(GpuAttentionDeathTest, NamesWhatItCannotDo) {
   GpuStream gpu;
-  native::DecodeAttentionArgs args = {.heads = 1, .head_dim = 257};
+  const native::Matrix wide = {nullptr, Element::kFloat32, 0, 257, 257};
+  native::DecodeAttentionArgs args = {
+      .q_RD = wide, .keys_ND = wide, .values_ND = wide, .context_RD = wide};
   EXPECT_DEATH(DecodeAttention(gpu, args), "heads of 257 columns");
-  args.head_dim = 4;
-  args.values.element = Element::kBfloat16;
+  args.values_ND.element = Element::kBfloat16;
   EXPECT_DEATH(DecodeAttention(gpu, args), "matrices of two elements");
 }
 
@@ -401,15 +393,15 @@ TEST_P(GpuDecodeAttention, IsThatOfTheCpuAndEachRowStandsAlone) {
     return native::Matrix{x.data(), Element::kFloat32, n, width, width};
   };
   native::Cpu cpu(1);
-  native::DecodeAttention(cpu, {.heads = heads,
-                                .head_dim = head_dim,
-                                .q = matrix(q, rows),
-                                .keys = matrix(keys, cached),
-                                .values = matrix(values, cached),
+  native::DecodeAttention(cpu, {.rows = rows,
+                                .q_RD = matrix(q, rows),
+                                .keys_ND = matrix(keys, cached),
+                                .values_ND = matrix(values, cached),
                                 .index = index.data(),
                                 .index_stride = index_stride,
                                 .lengths = lengths.data(),
-                                .context = matrix(twin, rows)});
+                                .heads = heads,
+                                .context_RD = matrix(twin, rows)});
   const DeviceMatrix device_q(element, rows, width, q, margin, 0);
   const DeviceMatrix device_keys(element, cached, width, keys, 0, margin);
   const DeviceMatrix device_values(element, cached, width, values, 2 * margin, margin);
@@ -417,27 +409,27 @@ TEST_P(GpuDecodeAttention, IsThatOfTheCpuAndEachRowStandsAlone) {
   ForThreadOrders([&](GpuStream& gpu) {
     const DeviceMatrix together(element, rows, width, 0, margin),
         alone(element, rows, width, 0, margin);
-    native::DecodeAttentionArgs args = {.heads = heads,
-                                        .head_dim = head_dim,
-                                        .q = device_q.view(),
-                                        .keys = device_keys.view(),
-                                        .values = device_values.view(),
+    native::DecodeAttentionArgs args = {.rows = rows,
+                                        .q_RD = device_q.view(),
+                                        .keys_ND = device_keys.view(),
+                                        .values_ND = device_values.view(),
                                         .index = device_index.data(),
                                         .index_stride = index_stride,
                                         .lengths = device_lengths.data(),
-                                        .context = together.view()};
+                                        .heads = heads,
+                                        .context_RD = together.view()};
     DecodeAttention(gpu, args);
     EXPECT_EQ(Launches(gpu), 1);
     const std::vector<float> got = together.Read(gpu);
     ExpectClose(got, twin, {HalfUnit(element), 2e-6}, "context");
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t bytes = testing::BytesOf(element);
-      args.q = device_q.view();
-      args.q.rows = 1;
-      args.q.data = static_cast<const char*>(args.q.data) + r * args.q.stride * bytes;
-      args.context = alone.view();
-      args.context.rows = 1;
-      args.context.data = static_cast<char*>(args.context.data) + r * args.context.stride * bytes;
+      args.rows = 1;
+      args.q_RD = device_q.view();
+      args.q_RD.data = static_cast<const char*>(args.q_RD.data) + r * args.q_RD.stride * bytes;
+      args.context_RD = alone.view();
+      args.context_RD.data =
+          static_cast<char*>(args.context_RD.data) + r * args.context_RD.stride * bytes;
       args.index = device_index.data() + r * index_stride;
       args.lengths = device_lengths.data() + r;
       DecodeAttention(gpu, args);

@@ -11,7 +11,6 @@ namespace deepnet::cuda::testing {
 namespace {
 
 using native::MaskBytes;
-using native::RowIds;
 
 constexpr DropoutSite kFirstKey = {
     .seed = 1, .step = 1, .stack = 0, .layer = 0, .site = 1, .rate = 0.1};
@@ -28,11 +27,11 @@ std::vector<uint8_t> MaskOfOneRow(const DropoutSite& key, uint32_t pair, uint32_
   TwinArray<uint32_t>& positions = twin.Numbers({position});
   TwinArray<uint8_t>& mask = twin.RandomBytes(12);
   TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, 1, 96, 1);
-  twin.Run(
-      [] {},
-      [&](GpuStream& gpu) {
-        DropoutForward(gpu, key, {pairs.at(kGpu), positions.at(kGpu)}, x.at(kGpu), mask.at(kGpu));
-      });
+  twin.Run([] {},
+           [&](GpuStream& gpu) {
+             DropoutForward(gpu, key, {.positions = positions.at(kGpu), .pairs = pairs.at(kGpu)},
+                            x.at(kGpu), mask.at(kGpu));
+           });
   return mask.Gpu();
 }
 
@@ -56,11 +55,10 @@ TEST(GpuDropout, MasksAreTheCpusAtEveryShape) {
       TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, rows, cols, 1);
       twin.Run(
           [&] {
-            native::DropoutForward(TheCpu(), kFarKey, ids.at<RowIds>(kCpu), x.at(kCpu),
-                                   mask.at(kCpu));
+            native::DropoutForward(TheCpu(), kFarKey, ids.at(kCpu), x.at(kCpu), mask.at(kCpu));
           },
           [&](GpuStream& gpu) {
-            DropoutForward(gpu, kFarKey, ids.at<RowIds>(kGpu), x.at(kGpu), mask.at(kGpu));
+            DropoutForward(gpu, kFarKey, ids.at(kGpu), x.at(kGpu), mask.at(kGpu));
           });
       ExpectSame(mask);
       ExpectSame(x);
@@ -84,12 +82,11 @@ TEST(GpuDropout, ForwardAndBackwardAreTheCpusToTheBit) {
         TwinArray<uint8_t>& mask = twin.RandomBytes(rows * MaskBytes(cols));
         twin.Run(
             [&] {
-              native::DropoutForward(TheCpu(), kFirstKey, ids.at<RowIds>(kCpu), x.at(kCpu),
-                                     mask.at(kCpu));
+              native::DropoutForward(TheCpu(), kFirstKey, ids.at(kCpu), x.at(kCpu), mask.at(kCpu));
               native::DropoutBackward(TheCpu(), kFirstKey.rate, mask.at(kCpu), dx.at(kCpu));
             },
             [&](GpuStream& gpu) {
-              DropoutForward(gpu, kFirstKey, ids.at<RowIds>(kGpu), x.at(kGpu), mask.at(kGpu));
+              DropoutForward(gpu, kFirstKey, ids.at(kGpu), x.at(kGpu), mask.at(kGpu));
               DropoutBackward(gpu, kFirstKey.rate, mask.at(kGpu), dx.at(kGpu));
             });
         ExpectSame(mask);
@@ -106,7 +103,7 @@ TEST(GpuDropout, RateZeroLaunchesNothing) {
   TwinMatrix& x = twin.RandomMatrix(Element::kFloat32, 2, 9, 1);
   twin.Run([] {},
            [&](GpuStream& gpu) {
-             DropoutForward(gpu, DropoutSite{}, RowIds{}, x.at(kGpu), nullptr);
+             DropoutForward(gpu, DropoutSite{}, PackedRows{}, x.at(kGpu), nullptr);
              DropoutBackward(gpu, 0.0, nullptr, x.at(kGpu));
            });
   ExpectSame(x);

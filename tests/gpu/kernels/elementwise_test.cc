@@ -170,8 +170,7 @@ TEST(GpuAddBranchBackward, MasksAsDropoutDoes) {
     TwinArray<uint8_t>& mask = twin.RandomBytes(shape.rows * native::MaskBytes(shape.cols));
     twin.Run(
         [&] {
-          native::DropoutMask(TheCpu(), key, ids.at<native::RowIds>(kCpu), shape.rows, shape.cols,
-                              mask.at(kCpu));
+          native::DropoutMask(TheCpu(), key, ids.at(kCpu), shape.rows, shape.cols, mask.at(kCpu));
           native::Cast(TheCpu(), dx.at(kCpu), floats.at(kCpu));
           native::DropoutBackward(TheCpu(), key.rate, mask.at(kCpu), floats.at(kCpu));
           native::Cast(TheCpu(), floats.at(kCpu), masked.at(kCpu));
@@ -194,6 +193,11 @@ struct ScaleShiftCase {
   bool has_scale = true, has_shift = true;
 };
 
+native::ConstMatrix ScaleOf(const ScaleShiftCase& p, const float* factors) {
+  if (!p.has_scale) return {};
+  return {factors, Element::kFloat32, 1, p.groups, p.groups};
+}
+
 class GpuScaleShift : public ::testing::TestWithParam<ScaleShiftCase> {};
 
 TEST_P(GpuScaleShift, ForwardIsTheCpusToTheBit) {
@@ -206,11 +210,11 @@ TEST_P(GpuScaleShift, ForwardIsTheCpusToTheBit) {
       TwinArray<float>& scale = twin.RandomFloats(p.groups, 2);
       TwinArray<float>& shift = twin.RandomFloats(1, 3);
       const auto args = [&](Side side) {
-        return native::ScaleShiftForwardArgs{.x = x.at(side),
-                                             .scale = p.has_scale ? scale.at(side) : nullptr,
-                                             .groups = p.groups,
-                                             .shift = p.has_shift ? shift.at(side) : nullptr,
-                                             .y = y.at(side)};
+        return native::ScaleShiftArgs{.rows = p.rows,
+                                      .x_RD = x.at(side),
+                                      .scale_G = ScaleOf(p, scale.at(side)),
+                                      .shift_1 = p.has_shift ? shift.at(side) : nullptr,
+                                      .y_RD = y.at(side)};
       };
       twin.Run([&] { native::ScaleShiftForward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ScaleShiftForward(gpu, args(kGpu)); });
@@ -231,15 +235,14 @@ TEST_P(GpuScaleShift, BackwardIsTheCpus) {
       TwinArray<float>& d_scale = twin.RandomFloats(p.groups, 5);
       TwinArray<float>& d_shift = twin.RandomFloats(1, 6);
       const auto args = [&](Side side) {
-        return native::ScaleShiftBackwardArgs{
-            .dy = dy.at(side),
-            .x = p.has_scale ? native::ConstMatrix(x.at(side)) : native::ConstMatrix(),
-            .scale = p.has_scale ? scale.at(side) : nullptr,
-            .groups = p.groups,
-            .shift = p.has_shift ? shift.at(side) : nullptr,
-            .dx = dy.at(side),
-            .d_scale = p.has_scale ? d_scale.at(side) : nullptr,
-            .d_shift = p.has_shift ? d_shift.at(side) : nullptr};
+        return native::ScaleShiftGradArgs{.rows = p.rows,
+                                          .dy_RD = dy.at(side),
+                                          .x_RD = x.at(side),
+                                          .scale_G = ScaleOf(p, scale.at(side)),
+                                          .shift_1 = p.has_shift ? shift.at(side) : nullptr,
+                                          .dx_RD = dy.at(side),
+                                          .dscale_G = p.has_scale ? d_scale.at(side) : nullptr,
+                                          .dshift_1 = p.has_shift ? d_shift.at(side) : nullptr};
       };
       twin.Run([&] { native::ScaleShiftBackward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ScaleShiftBackward(gpu, args(kGpu)); });

@@ -10,6 +10,7 @@
 namespace deepnet::cuda {
 namespace {
 
+using native::testing::Floats;
 using native::testing::Ids;
 using native::testing::RandomFloats;
 using testing::AppendBytes;
@@ -60,24 +61,19 @@ class GpuEmbedding : public ::testing::TestWithParam<Case> {
 TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
   const std::vector<float> values = Rounded(c_.table, RandomFloats(c_.vocabulary * c_.width, 2));
   const std::vector<float> positions = RandomFloats(5 * c_.width, 3);
-  native::EmbedForwardArgs args = {
-      .rows = c_.rows,
-      .width = c_.width,
-      .vocabulary = c_.vocabulary,
-      .ids = tokens_.data(),
-      .row_ids = {ids_.pair.data(), ids_.position.data()},
-      .table = {values.data(), Element::kFloat32, c_.vocabulary, c_.width, c_.width},
-      .scale = 8.3f,
-      .positions = positions.data(),
-      .max_positions = 5,
-      .dropout = key_};
+  native::EmbedArgs args = {.rows = ids_.rows(),
+                            .table_VD = Floats(values, c_.width),
+                            .positions_PD = Floats(positions, c_.width),
+                            .scale = 8.3f,
+                            .dropout = key_};
+  args.rows.tokens = tokens_.data();
   std::vector<float> twin(c_.rows * c_.width), twin_without(c_.rows * c_.width);
   std::vector<uint8_t> twin_mask(MaskSize());
-  args.x = twin.data();
+  args.x_RD = twin.data();
   args.mask = twin_mask.data();
   native::EmbedForward(cpu_, args);
-  args.positions = nullptr;
-  args.x = twin_without.data();
+  args.positions_PD = {};
+  args.x_RD = twin_without.data();
   native::EmbedForward(cpu_, args);
 
   const DeviceMatrix device_table(c_.table, c_.vocabulary, c_.width, values, 0, c_.margin);
@@ -88,12 +84,13 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
     const DeviceArray<float> x(twin.size());
     const DeviceArray<uint8_t> mask(MaskSize());
     const DeviceMatrix operand(c_.operand, c_.rows, c_.width, c_.margin, c_.margin);
-    args.ids = device_tokens.data();
-    args.row_ids = {pair.data(), position.data()};
-    args.table = device_table.view();
-    args.positions = device_positions.data();
-    args.x = x.data();
-    args.x_operand = operand.view();
+    args.rows.tokens = device_tokens.data();
+    args.rows.pairs = pair.data();
+    args.rows.positions = position.data();
+    args.table_VD = device_table.view();
+    args.positions_PD = {device_positions.data(), Element::kFloat32, 5, c_.width, c_.width};
+    args.x_RD = x.data();
+    args.x_operand_RD = operand.view();
     args.mask = mask.data();
     EmbedForward(gpu, args);
     EXPECT_EQ(Launches(gpu), c_.rows == 0 ? 0 : 1);
@@ -102,8 +99,8 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
     if (key_.rate > 0.0) {
       EXPECT_TRUE(KnownBits(mask.Read(gpu)) == KnownBits(twin_mask));
     }
-    args.positions = nullptr;
-    args.x = nullptr;
+    args.positions_PD = {};
+    args.x_RD = nullptr;
     EmbedForward(gpu, args);
     EXPECT_TRUE(operand.Read(gpu) == Rounded(c_.operand, twin_without));
     std::vector<uint8_t> bytes;
@@ -112,30 +109,34 @@ TEST_P(GpuEmbedding, ForwardHasTheBitsOfTheCpu) {
   });
 }
 
-// Adds to `args.grad` as the GPU does, by the CPU's kernel: the rows of an index that has more than
-// a piece of them are added piece by piece, each from 0, and then the sums of the pieces in order.
-void AddInPieces(const native::EmbedBackwardArgs& args, const native::RowsByIndex& rows,
+// Adds to `args.dtable_VD` as the GPU does, by the CPU's kernel: the rows of an index that has more
+// than a piece of them are added piece by piece, each from 0, and then the sums of the pieces in
+// order.
+void AddInPieces(const native::EmbedGradArgs& args, const native::RowsByIndex& rows,
                  native::Cpu& cpu) {
   std::vector<std::vector<int32_t>> index_of_piece;
-  std::vector<int32_t> at_once(args.rows, -1);
+  std::vector<int32_t> at_once(args.rows.count, -1);
   for (size_t i = 0; i < rows.indices.size(); ++i) {
     const int count = rows.starts[i + 1] - rows.starts[i];
     for (int place = 0; place < count; ++place) {
       const size_t piece = place / kEmbedPieceRows;
-      if (piece >= index_of_piece.size()) index_of_piece.push_back(std::vector(args.rows, -1));
+      if (piece >= index_of_piece.size())
+        index_of_piece.push_back(std::vector(args.rows.count, -1));
       auto& index = count > kEmbedPieceRows ? index_of_piece[piece] : at_once;
       index[rows.order[rows.starts[i] + place]] = rows.indices[i];
     }
   }
-  native::EmbedBackwardArgs some = args;
-  some.index = at_once.data();
+  native::EmbedGradArgs some = args;
+  some.rows.tokens = at_once.data();
   native::EmbedBackward(cpu, some);
   for (const std::vector<int32_t>& index : index_of_piece) {
-    std::vector<float> sums(args.num_indices * args.width, 0.0f);
-    some.index = index.data();
-    some.grad = sums.data();
+    std::vector<float> sums(args.dtable_VD.rows * args.dtable_VD.cols, 0.0f);
+    some.rows.tokens = index.data();
+    some.dtable_VD.data = sums.data();
     native::EmbedBackward(cpu, some);
-    for (size_t i = 0; i < sums.size(); ++i) args.grad[i] += sums[i];
+    for (size_t i = 0; i < sums.size(); ++i) {
+      static_cast<float*>(args.dtable_VD.data)[i] += sums[i];
+    }
   }
 }
 
@@ -143,18 +144,14 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
   const std::vector<float> dx = RandomFloats(c_.rows * c_.width, 4);
   const std::vector<float> before = RandomFloats(c_.vocabulary * c_.width, 7);
   std::vector<uint8_t> mask(MaskSize());
-  native::DropoutMask(cpu_, key_, {ids_.pair.data(), ids_.position.data()}, c_.rows, c_.width,
-                      mask.data());
+  native::DropoutMask(cpu_, key_, ids_.rows(), c_.rows, c_.width, mask.data());
   std::vector<float> twin = before;
-  native::EmbedBackwardArgs args = {.rows = c_.rows,
-                                    .width = c_.width,
-                                    .index = tokens_.data(),
-                                    .num_indices = c_.vocabulary,
-                                    .dx = dx.data(),
-                                    .rate = key_.rate,
-                                    .mask = mask.data(),
-                                    .scale = 3.7f,
-                                    .grad = twin.data()};
+  native::EmbedGradArgs args = {.rows = ids_.rows(),
+                                .dx_RD = Floats(dx, c_.width),
+                                .scale = 3.7f,
+                                .dropout_rate = key_.rate,
+                                .mask = mask.data(),
+                                .dtable_VD = Floats(twin, c_.width)};
   native::RowsByIndex rows;
   native::SortRows(tokens_, c_.vocabulary, rows);
   AddInPieces(args, rows, cpu_);
@@ -170,10 +167,10 @@ TEST_P(GpuEmbedding, BackwardHasTheBitsOfTheCpu) {
   const DeviceArray<uint8_t> device_mask(mask);
   ForThreadOrders([&](GpuStream& gpu) {
     const DeviceArray<float> grad(before);
-    args.index = nullptr;
-    args.dx = device_dx.data();
+    args.rows.tokens = nullptr;
+    args.dx_RD.data = device_dx.data();
     args.mask = device_mask.data();
-    args.grad = grad.data();
+    args.dtable_VD.data = grad.data();
     EmbedBackward(gpu, args, sorted);
     EXPECT_EQ(Launches(gpu), rows.indices.empty() ? 0 : longest > kEmbedPieceRows ? 2 : 1);
     const std::vector<float> got = grad.Read(gpu);

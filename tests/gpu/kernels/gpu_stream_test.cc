@@ -139,7 +139,12 @@ class LaunchShapes : public ::testing::Test {
   emulated_gpu::OnlyCheckLaunches only_check_;
   alignas(256) char memory_[256] = {};
   const DropoutSite dropout_ = {.rate = 0.1};
-  const native::RowIds ids_ = {Memory<uint32_t>(), Memory<uint32_t>()};
+  const PackedRows rows_ = {.count = kRows,
+                            .num_sentences = 512,
+                            .tokens = Memory<int32_t>(),
+                            .positions = Memory<uint32_t>(),
+                            .pairs = Memory<uint32_t>(),
+                            .offsets = Memory<int32_t>()};
 };
 
 TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
@@ -155,73 +160,61 @@ TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
 TEST_F(LaunchShapes, OfRowsAreOnesThatCudaTakes) {
   auto* const x = Memory<float>();
   auto* const mask = Memory<uint8_t>();
+  const native::Matrix numbers = MatrixOf(kRows, kWidth, native::Element::kFloat32);
   ResidualNormForward(gpu_, {.rows = kRows,
-                             .width = kWidth,
-                             .x = x,
-                             .branch = Rows(kWidth),
+                             .x_RD = numbers,
+                             .branch_RD = Rows(kWidth),
                              .dropout = dropout_,
-                             .ids = ids_,
-                             .gain = x,
-                             .y = x,
-                             .xhat = x,
-                             .rstd = x,
+                             .ids = rows_,
+                             .gain_D = x,
+                             .y_RD = x,
+                             .state = {x, x},
                              .mask = mask});
-  const native::ResidualNormBackwardArgs backward = {.rows = kRows,
-                                                     .width = kWidth,
-                                                     .dy = x,
-                                                     .xhat = x,
-                                                     .rstd = x,
-                                                     .gain = x,
-                                                     .d_residual = x,
-                                                     .d_gain = x,
-                                                     .d_bias = x};
+  const native::ResidualNormGradArgs backward = {.rows = kRows,
+                                                 .dy_RD = numbers,
+                                                 .state = {x, x},
+                                                 .gain_D = x,
+                                                 .dx_RD = x,
+                                                 .dgain_D = x,
+                                                 .dbias_D = x};
   ResidualNormBackward(gpu_, backward);
   BatchNormBackward(gpu_, backward);
-  NormOutput(gpu_, MatrixOf(kRows, kWidth, native::Element::kFloat32), x, x, Rows(kWidth));
+  NormOutput(gpu_, numbers, x, x, Rows(kWidth));
   GeluForward(gpu_, Rows(kInner), Rows(kInner));
-  DropoutForward(gpu_, dropout_, ids_, Rows(kInner), mask);
+  DropoutForward(gpu_, dropout_, rows_, Rows(kInner), mask);
   AddBiasGradient(gpu_, Rows(kInner), x);
   AddScaledBackward(gpu_, Rows(kWidth), Rows(kWidth), x, Rows(kWidth), x);
-  ScaleShiftBackward(gpu_, {.dy = Rows(kWidth),
-                            .x = Rows(kWidth),
-                            .scale = x,
-                            .groups = kWidth,
-                            .dx = Rows(kWidth),
-                            .d_scale = x});
+  ScaleShiftBackward(gpu_, {.rows = kRows,
+                            .dy_RD = Rows(kWidth),
+                            .x_RD = Rows(kWidth),
+                            .scale_G = MatrixOf(1, kWidth, native::Element::kFloat32),
+                            .dx_RD = Rows(kWidth),
+                            .dscale_G = x});
   EXPECT_GE(Launches(gpu_), 9);
 }
 
 TEST_F(LaunchShapes, OfAttentionEmbeddingsAndLossAreOnesThatCudaTakes) {
   auto* const x = Memory<float>();
-  const native::AttentionShape shape = {.num_sentences = 512,
-                                        .q_offsets = Memory<int32_t>(),
-                                        .k_offsets = Memory<int32_t>(),
-                                        .heads = kHeads,
-                                        .head_dim = kWidth / kHeads};
-  AttentionForward(gpu_, {.shape = shape,
-                          .q = Rows(kWidth),
-                          .k = Rows(kWidth),
-                          .v = Rows(kWidth),
-                          .context = Rows(kWidth),
-                          .lse = x});
-  AttentionBackward(gpu_, {.shape = shape,
-                           .q = Rows(kWidth),
-                           .k = Rows(kWidth),
-                           .v = Rows(kWidth),
-                           .lse = x,
-                           .context = Rows(kWidth),
-                           .d_context = Rows(kWidth),
-                           .dq = Rows(kWidth),
-                           .dk = Rows(kWidth),
-                           .dv = Rows(kWidth)});
-  EmbedForward(gpu_, {.rows = kRows,
-                      .width = kWidth,
-                      .vocabulary = kVocabulary,
-                      .ids = Memory<int32_t>(),
-                      .row_ids = ids_,
-                      .table = MatrixOf(kVocabulary, kWidth, native::Element::kFloat32),
-                      .x = x});
-  EmbedBackward(gpu_, {.rows = kRows, .width = kWidth, .num_indices = kVocabulary, .grad = x},
+  const native::AttentionArgs forward = {.q_RD = Rows(kWidth),
+                                         .k_RD = Rows(kWidth),
+                                         .v_RD = Rows(kWidth),
+                                         .queries = rows_,
+                                         .keys = rows_,
+                                         .heads = kHeads,
+                                         .context_RD = Rows(kWidth),
+                                         .log_sum_exp_RH = x};
+  AttentionForward(gpu_, forward);
+  AttentionBackward(gpu_, {.forward = forward,
+                           .dcontext_RD = Rows(kWidth),
+                           .dq_RD = Rows(kWidth),
+                           .dk_RD = Rows(kWidth),
+                           .dv_RD = Rows(kWidth)});
+  const native::Matrix table = MatrixOf(kVocabulary, kWidth, native::Element::kFloat32);
+  EmbedForward(gpu_, {.rows = rows_, .table_VD = table, .x_RD = x});
+  EmbedBackward(gpu_,
+                {.rows = rows_,
+                 .dx_RD = MatrixOf(kRows, kWidth, native::Element::kFloat32),
+                 .dtable_VD = table},
                 {.num_unique = kRows, .longest = kRows});
   CrossEntropyRows(gpu_, {.rows = kRows,
                           .vocabulary = kVocabulary,

@@ -13,9 +13,8 @@ namespace deepnet::cuda::testing {
 namespace {
 
 using native::MaskBytes;
-using native::ResidualNormBackwardArgs;
-using native::ResidualNormForwardArgs;
-using native::RowIds;
+using native::ResidualNormArgs;
+using native::ResidualNormGradArgs;
 
 // Float32 sums over a row in another order; then few operations. Sums over rows have `rows` terms.
 constexpr double kRowUlps = 16;
@@ -50,12 +49,11 @@ class NormTwin {
     TwinArray<float>& xhat = twin_.NewFloats(n_);
     TwinArray<float>& rstd = twin_.NewFloats(over_rows ? p_.width : p_.rows);
     const auto args = [&](Side side) {
-      ResidualNormForwardArgs a = ArgsOf(side);
-      if (!over_rows) a.sum = sum.at(side);
-      a.y = y.at(side);
-      a.y_operand = y_operand.at(side);
-      a.xhat = xhat.at(side);
-      a.rstd = rstd.at(side);
+      ResidualNormArgs a = ArgsOf(side);
+      if (!over_rows) a.sum_RD = sum.at(side);
+      a.y_RD = y.at(side);
+      a.y_operand_RD = y_operand.at(side);
+      a.state = {xhat.at(side), rstd.at(side)};
       return a;
     };
     RunForward(over_rows, args);
@@ -72,15 +70,15 @@ class NormTwin {
   // y alone, over x.
   void ExpectForwardInPlaceIsTheCpus(bool over_rows) {
     RunForward(over_rows, [&](Side side) {
-      ResidualNormForwardArgs a = ArgsOf(side);
-      a.y = x_.at(side);
+      ResidualNormArgs a = ArgsOf(side);
+      a.y_RD = x_.at(side);
       return a;
     });
     if (p_.rows > 0) ExpectClose(x_, kRowUlps);
   }
 
-  // `in_place`: d_residual is dy; else it is added to. `dy_is_operand`: then what is in place is
-  // d_branch.
+  // `in_place`: dx is dy; else it is added to. `dy_is_operand`: then what is in place is
+  // dbranch.
   void ExpectBackwardIsTheCpus(bool over_rows, bool in_place, bool dy_is_operand = false) {
     TwinMatrix& dy_operand = twin_.RandomMatrix(p_.element, p_.rows, p_.width, 5);
     TwinArray<float>& dy = dy_is_operand ? FloatsOf(dy_operand) : twin_.RandomFloats(n_, 5);
@@ -97,22 +95,22 @@ class NormTwin {
     TwinArray<float>& d_gain = twin_.RandomFloats(p_.width, 9);
     TwinArray<float>& d_bias = twin_.RandomFloats(p_.width, 10);
     const auto args = [&](Side side) {
-      return ResidualNormBackwardArgs{.rows = p_.rows,
-                                      .width = p_.width,
-                                      .alpha = 1.25f,
-                                      .rate = p_.rate,
-                                      .centred = p_.centred,
-                                      .dy = dy.at(side),
-                                      .dpast = in_place ? nullptr : dpast.at(side),
-                                      .xhat = xhat.at(side),
-                                      .rstd = rstd.at(side),
-                                      .gain = gain_.at(side),
-                                      .mask = mask_.at(side),
-                                      .d_residual = residual_in_place ? dy.at(side) : dx.at(side),
-                                      .accumulate_residual = !residual_in_place,
-                                      .d_branch = d_branch.at(side),
-                                      .d_gain = d_gain.at(side),
-                                      .d_bias = p_.has_bias ? d_bias.at(side) : nullptr};
+      const native::Matrix numbers = {dy.at(side), Element::kFloat32, p_.rows, p_.width, p_.width};
+      return ResidualNormGradArgs{
+          .rows = p_.rows,
+          .dy_RD = side == kGpu && dy_is_operand ? dy_operand.at(side) : numbers,
+          .state = {xhat.at(side), rstd.at(side)},
+          .alpha = 1.25f,
+          .dropout_rate = p_.rate,
+          .mask = mask_.at(side),
+          .centred = p_.centred,
+          .gain_D = gain_.at(side),
+          .dpast_RD = in_place ? nullptr : dpast.at(side),
+          .dx_RD = residual_in_place ? dy.at(side) : dx.at(side),
+          .accumulate_dx = !residual_in_place,
+          .dbranch_RD = d_branch.at(side),
+          .dgain_D = d_gain.at(side),
+          .dbias_D = p_.has_bias ? d_bias.at(side) : nullptr};
     };
     twin_.Run(
         [&] {
@@ -126,8 +124,7 @@ class NormTwin {
           if (over_rows) {
             BatchNormBackward(gpu, args(kGpu));
           } else {
-            ResidualNormBackward(gpu, args(kGpu),
-                                 dy_is_operand ? dy_operand.at(kGpu) : native::Matrix{});
+            ResidualNormBackward(gpu, args(kGpu));
           }
         });
     EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 1 : 2);
@@ -144,18 +141,17 @@ class NormTwin {
   }
 
  private:
-  ResidualNormForwardArgs ArgsOf(Side side) {
-    ResidualNormForwardArgs a = {.rows = p_.rows,
-                                 .width = p_.width,
-                                 .alpha = 3.4157f,
-                                 .centred = p_.centred,
-                                 .x = p_.has_x ? x_.at(side) : nullptr,
-                                 .dropout = key_,
-                                 .ids = ids_.at<RowIds>(side),
-                                 .gain = gain_.at(side),
-                                 .bias = p_.has_bias ? bias_.at(side) : nullptr,
-                                 .mask = mask_.at(side)};
-    if (p_.has_branch) a.branch = branch_.at(side);
+  ResidualNormArgs ArgsOf(Side side) {
+    ResidualNormArgs a = {.rows = p_.rows,
+                          .alpha = 3.4157f,
+                          .dropout = key_,
+                          .ids = ids_.at(side),
+                          .centred = p_.centred,
+                          .gain_D = gain_.at(side),
+                          .bias_D = p_.has_bias ? bias_.at(side) : nullptr,
+                          .mask = mask_.at(side)};
+    if (p_.has_x) a.x_RD = {x_.at(side), Element::kFloat32, p_.rows, p_.width, p_.width};
+    if (p_.has_branch) a.branch_RD = branch_.at(side);
     return a;
   }
 
@@ -260,13 +256,13 @@ TEST(GpuNormOutput, MakesTheForwardResultAgainBitForBit) {
       TwinMatrix& again = twin.NewMatrix(element, rows, width);
       twin.Run([] {},
                [&](GpuStream& gpu) {
-                 ResidualNormForward(gpu, {.rows = rows,
-                                           .width = width,
-                                           .x = x.at(kGpu),
-                                           .gain = gain.at(kGpu),
-                                           .bias = bias.at(kGpu),
-                                           .y_operand = y.at(kGpu),
-                                           .xhat = xhat.at(kGpu)});
+                 ResidualNormForward(gpu,
+                                     {.rows = rows,
+                                      .x_RD = {x.at(kGpu), Element::kFloat32, rows, width, width},
+                                      .gain_D = gain.at(kGpu),
+                                      .bias_D = bias.at(kGpu),
+                                      .y_operand_RD = y.at(kGpu),
+                                      .state = {.xhat_RD = xhat.at(kGpu)}});
                  NormOutput(gpu, {xhat.at(kGpu), Element::kFloat32, rows, width, width},
                             gain.at(kGpu), bias.at(kGpu), again.at(kGpu));
                });
@@ -287,15 +283,14 @@ TEST(GpuResidualSum, WithoutAGainTheSumAloneIsWrittenAlsoInPlace) {
       TwinArray<float>& sum = twin.NewFloats(rows * width);
       TwinArray<uint8_t>& mask = twin.RandomBytes(rows * MaskBytes(width));
       const auto args = [&](Side side) {
-        return ResidualNormForwardArgs{.rows = rows,
-                                       .width = width,
-                                       .alpha = 0.5f,
-                                       .x = x.at(side),
-                                       .branch = branch.at(side),
-                                       .dropout = {.seed = 3, .rate = 0.2},
-                                       .ids = ids.at<RowIds>(side),
-                                       .sum = in_place ? x.at(side) : sum.at(side),
-                                       .mask = mask.at(side)};
+        return ResidualNormArgs{.rows = rows,
+                                .x_RD = {x.at(side), Element::kFloat32, rows, width, width},
+                                .branch_RD = branch.at(side),
+                                .alpha = 0.5f,
+                                .dropout = {.seed = 3, .rate = 0.2},
+                                .ids = ids.at(side),
+                                .sum_RD = in_place ? x.at(side) : sum.at(side),
+                                .mask = mask.at(side)};
       };
       twin.Run([&] { native::ResidualNormForward(TheCpu(), args(kCpu)); },
                [&](GpuStream& gpu) { ResidualNormForward(gpu, args(kGpu)); });

@@ -155,10 +155,7 @@ native::Cpu& TheCpu();
 // Pairs and positions of rows: sentences of five tokens.
 struct TwinIds {
   TwinIds(Twin& twin, int64_t rows);
-  template <typename RowIds>
-  RowIds at(Side side) {
-    return {pair->at(side), position->at(side)};
-  }
+  PackedRows at(Side side) { return {.positions = position->at(side), .pairs = pair->at(side)}; }
   TwinArray<uint32_t>* pair;
   TwinArray<uint32_t>* position;
 };

@@ -177,7 +177,7 @@ TEST_F(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
                       .epsilon = 1e-3,
                       .y_RD = got,
                       .y_operand_RD = at::Tensor(),
-                      .state = &state,
+                      .state = state,
                       .mask = mask});
   ExpectRows(got, y);
   ops_->NormOutput(n_, state, gain.detach(), bias.detach(), again);
@@ -187,7 +187,7 @@ TEST_F(AtenOpsTest, ResidualNormAndItsBackwardEqualAutograd) {
   const at::Tensor dgain = at::ones_like(gain), dbias = at::ones_like(bias);
   ops_->ResidualNormBackward({.rows = n_,
                               .dy_RD = Padded(dy),
-                              .state = &state,
+                              .state = state,
                               .alpha = 1.7,
                               .dropout_rate = Site().rate,
                               .mask = mask,

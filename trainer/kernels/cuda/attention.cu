@@ -28,13 +28,11 @@
 namespace deepnet::cuda {
 namespace {
 
-using native::AttentionBackwardArgs;
-using native::AttentionForwardArgs;
-using native::AttentionShape;
+using native::AttentionArgs;
+using native::AttentionGradArgs;
 using native::ConstMatrix;
 using native::DecodeAttentionArgs;
 using native::Matrix;
-using native::RowIds;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
@@ -343,17 +341,17 @@ struct Block {
 };
 
 // Eight decisions of a row; all are to keep where nothing is dropped.
-__device__ __forceinline__ uint32_t KeepByteOfRow(const DropoutStream& stream, const RowIds& ids,
-                                                  int row, int block) {
+__device__ __forceinline__ uint32_t KeepByteOfRow(const DropoutStream& stream,
+                                                  const PackedRows& ids, int row, int block) {
   if (stream.threshold == 0) return 0xFFu;
-  return KeepByte(stream, ids.pair[row], ids.position[row], static_cast<uint32_t>(block));
+  return KeepByte(stream, ids.pairs[row], ids.positions[row], static_cast<uint32_t>(block));
 }
 
 // Bit member + 8 j of keep[i] tells whether the weight of the lane's query i and its key j is kept.
 // A warp has 4 * kRows queries and 32 keys from `key` on: a lane draws for eight keys of one query.
 template <int kRows, typename Block>
 __device__ __forceinline__ void KeepBitsOfQueries(const Block& block, const DropoutStream& stream,
-                                                  const RowIds& ids, int key,
+                                                  const PackedRows& ids, int key,
                                                   uint32_t (&keep)[kRows]) {
   const int query = block.warp_row + block.lane / 4 % (4 * kRows), eight = block.lane % 4;
   const int feature = block.head * static_cast<int>(native::kMaxAttentionKeys) + key;
@@ -372,7 +370,7 @@ __device__ __forceinline__ void KeepBitsOfQueries(const Block& block, const Drop
 // `query_row` on. Lane l draws for query l and the keys of the warp.
 template <int kRows, typename Block>
 __device__ __forceinline__ void KeepBitsOfKeys(const Block& block, const DropoutStream& stream,
-                                               const RowIds& ids, int query_row, int count,
+                                               const PackedRows& ids, int query_row, int count,
                                                uint32_t (&keep)[kStreamedPerLane]) {
   const int feature =
       block.head * static_cast<int>(native::kMaxAttentionKeys) + block.tile.begin + block.warp_row;
@@ -458,7 +456,7 @@ __device__ __forceinline__ void DropWeights(const uint32_t (&keep)[kRows], int m
 }
 
 template <typename T, int kChunks, int kRows>
-__device__ __forceinline__ void StoreContext(const Parameters<AttentionForwardArgs>& p,
+__device__ __forceinline__ void StoreContext(const Parameters<AttentionArgs>& p,
                                              const Block<kChunks, kRows, 1>& block,
                                              const RunningSoftmax<kRows>& softmax,
                                              const float (&context)[kChunks][kRows][8]) {
@@ -467,11 +465,12 @@ __device__ __forceinline__ void StoreContext(const Parameters<AttentionForwardAr
     const float sum = GroupSum(softmax.sum[i]);
     if (block.row + i >= block.tile.count) continue;
     const int64_t row = block.tile.row + block.row + i;
-    if (block.member == 0 && p.args.lse != nullptr) {
-      p.args.lse[row * p.args.shape.heads + block.head] = (softmax.largest[i] + log2f(sum)) * kLn2;
+    if (block.member == 0 && p.args.log_sum_exp_RH != nullptr) {
+      p.args.log_sum_exp_RH[row * p.args.heads + block.head] =
+          (softmax.largest[i] + log2f(sum)) * kLn2;
     }
     const float scale = (p.stream.threshold > 0 ? p.stream.scale : 1.0f) / sum;
-    T* const to = MutableAt<T>(p.args.context, row, block.head * p.layout.head_dim);
+    T* const to = MutableAt<T>(p.args.context_RD, row, block.head * p.layout.head_dim);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       StoreColumns(to, p.layout, chunk, block.member, context[chunk][i], scale);
@@ -481,27 +480,27 @@ __device__ __forceinline__ void StoreContext(const Parameters<AttentionForwardAr
 
 template <typename T, int kChunks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
-    ForwardKernel(const Parameters<AttentionForwardArgs> p) {
+    ForwardKernel(const Parameters<AttentionArgs> p) {
   constexpr int kRows = 2;
   DYNAMIC_SHARED(float, shared);
-  const AttentionShape& shape = p.args.shape;
-  const Block<kChunks, kRows, 1> block(shared, shape.q_offsets, shape.num_sentences,
-                                       p.args.context.rows);
+  const AttentionArgs& a = p.args;
+  const Block<kChunks, kRows, 1> block(shared, a.queries.offsets, a.queries.num_sentences,
+                                       a.queries.count);
   const Tile& tile = block.tile;
   if (tile.count == 0) return;
-  if (tile.sentence < 0) return ZeroTile<T>(p.args.context, p.layout, tile, block.head);
+  if (tile.sentence < 0) return ZeroTile<T>(p.args.context_RD, p.layout, tile, block.head);
 
-  block.template Load<T>(p.args.q, p.layout, p.layout.scale * kLog2E, 0);
-  const int k_begin = shape.k_offsets[tile.sentence];
-  const int num_keys = shape.k_offsets[tile.sentence + 1] - k_begin;
-  const int end = shape.causal ? min(num_keys, tile.begin + tile.count) : num_keys;
+  block.template Load<T>(p.args.q_RD, p.layout, p.layout.scale * kLog2E, 0);
+  const int k_begin = a.keys.offsets[tile.sentence];
+  const int num_keys = a.keys.offsets[tile.sentence + 1] - k_begin;
+  const int end = a.causal ? min(num_keys, tile.begin + tile.count) : num_keys;
   RunningSoftmax<kRows> softmax = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   float context[kChunks][kRows][8] = {};
 
   for (int key = 0; key < end; key += kStreamedRows) {
     const int count = min(kStreamedRows, end - key);
-    const Streamed k = {p.args.k, k_begin + key, count, block.head, block.first_stream};
-    const Streamed v = {p.args.v, k_begin + key, count, block.head, block.second_stream};
+    const Streamed k = {p.args.k_RD, k_begin + key, count, block.head, block.first_stream};
+    const Streamed v = {p.args.v_RD, k_begin + key, count, block.head, block.second_stream};
     if constexpr (kChunks == 1) {
       __syncthreads();
       LoadStreamed<T>(k, p.layout, 0);
@@ -510,11 +509,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
     }
     float scores[kRows][kStreamedPerLane] = {};
     AddAllProducts<T, kChunks, kRows>(k, p.layout, block.mine, block.member, scores);
-    HideKeys<kRows>(scores, shape.causal, tile.begin + block.row, key, num_keys, block.member);
+    HideKeys<kRows>(scores, a.causal, tile.begin + block.row, key, num_keys, block.member);
     WeighScores<kChunks, kRows>(scores, softmax, context);
     if (p.stream.threshold > 0) {
       uint32_t keep[kRows];
-      KeepBitsOfQueries<kRows>(block, p.stream, p.args.q_ids, key, keep);
+      KeepBitsOfQueries<kRows>(block, p.stream, p.args.queries, key, keep);
       DropWeights<kRows>(keep, block.member, scores);
     }
     PutWeights<kRows>(scores, block.member, block.weights);
@@ -544,7 +543,7 @@ __device__ __forceinline__ void ScoreGradient(float lse, float delta, bool keep,
 
 // delta of the lane's rows, written for the other kernel, and their log-sum-exp in powers of two.
 template <typename T, int kChunks, int kRows>
-__device__ __forceinline__ void LoadQueryNumbers(const Parameters<AttentionBackwardArgs>& p,
+__device__ __forceinline__ void LoadQueryNumbers(const Parameters<AttentionGradArgs>& p,
                                                  const Block<kChunks, kRows, 2>& block,
                                                  float (&lse)[kRows], float (&delta)[kRows]) {
   const int head_dim = p.layout.head_dim;
@@ -552,7 +551,7 @@ __device__ __forceinline__ void LoadQueryNumbers(const Parameters<AttentionBackw
   for (int i = 0; i < kRows; ++i) {
     const bool real = block.row + i < block.tile.count;
     const int64_t row = block.tile.row + min(block.row + i, block.tile.count - 1);
-    const T* const context = At<T>(p.args.context, row, block.head * head_dim);
+    const T* const context = MutableAt<T>(p.args.forward.context_RD, row, block.head * head_dim);
     float sum = 0.0f;
     for (int col = block.member * 4; col < head_dim; col += 32) {
       const float4 a = LoadFour(context + col, head_dim - col, p.layout.aligned);
@@ -561,9 +560,9 @@ __device__ __forceinline__ void LoadQueryNumbers(const Parameters<AttentionBackw
       sum = fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
     }
     delta[i] = GroupSum(sum);
-    const int64_t place = row * p.args.shape.heads + block.head;
+    const int64_t place = row * p.args.forward.heads + block.head;
     if (real && block.member == 0) p.delta[place] = delta[i];
-    lse[i] = p.args.lse[place] * kLog2E;
+    lse[i] = p.args.forward.log_sum_exp_RH[place] * kLog2E;
   }
 }
 
@@ -585,30 +584,30 @@ __device__ __forceinline__ void StoreGradient(const Matrix& m, const Layout& lay
 
 template <typename T, int kChunks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
-    QueryGradientKernel(const Parameters<AttentionBackwardArgs> p) {
+    QueryGradientKernel(const Parameters<AttentionGradArgs> p) {
   constexpr int kRows = kBackwardRows<kChunks>;
   DYNAMIC_SHARED(float, shared);
-  const AttentionShape& shape = p.args.shape;
-  const Block<kChunks, kRows, 2> block(shared, shape.q_offsets, shape.num_sentences,
-                                       p.args.dq.rows);
+  const AttentionArgs& a = p.args.forward;
+  const Block<kChunks, kRows, 2> block(shared, a.queries.offsets, a.queries.num_sentences,
+                                       a.queries.count);
   const Tile& tile = block.tile;
   if (tile.count == 0) return;
-  if (tile.sentence < 0) return ZeroTile<T>(p.args.dq, p.layout, tile, block.head);
+  if (tile.sentence < 0) return ZeroTile<T>(p.args.dq_RD, p.layout, tile, block.head);
 
-  block.template Load<T>(p.args.q, p.layout, p.layout.scale * kLog2E, 0);
-  block.template Load<T>(p.args.d_context, p.layout, 1.0f, 1);
+  block.template Load<T>(p.args.forward.q_RD, p.layout, p.layout.scale * kLog2E, 0);
+  block.template Load<T>(p.args.dcontext_RD, p.layout, 1.0f, 1);
   __syncthreads();
   float lse[kRows], delta[kRows];
   LoadQueryNumbers<T, kChunks, kRows>(p, block, lse, delta);
-  const int k_begin = shape.k_offsets[tile.sentence];
-  const int num_keys = shape.k_offsets[tile.sentence + 1] - k_begin;
-  const int end = shape.causal ? min(num_keys, tile.begin + tile.count) : num_keys;
+  const int k_begin = a.keys.offsets[tile.sentence];
+  const int num_keys = a.keys.offsets[tile.sentence + 1] - k_begin;
+  const int end = a.causal ? min(num_keys, tile.begin + tile.count) : num_keys;
   float dq[kChunks][kRows][8] = {};
 
   for (int key = 0; key < end; key += kStreamedRows) {
     const int count = min(kStreamedRows, end - key);
-    const Streamed v = {p.args.v, k_begin + key, count, block.head, block.first_stream};
-    const Streamed k = {p.args.k, k_begin + key, count, block.head, block.second_stream};
+    const Streamed v = {p.args.forward.v_RD, k_begin + key, count, block.head, block.first_stream};
+    const Streamed k = {p.args.forward.k_RD, k_begin + key, count, block.head, block.second_stream};
     if constexpr (kChunks == 1) {
       __syncthreads();
       LoadStreamed<T>(v, p.layout, 0);
@@ -618,9 +617,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
     float d[kRows][kStreamedPerLane] = {}, scores[kRows][kStreamedPerLane] = {};
     AddAllProducts<T, kChunks, kRows>(v, p.layout, block.mine_too, block.member, d);
     AddAllProducts<T, kChunks, kRows>(k, p.layout, block.mine, block.member, scores);
-    HideKeys<kRows>(scores, shape.causal, tile.begin + block.row, key, num_keys, block.member);
+    HideKeys<kRows>(scores, a.causal, tile.begin + block.row, key, num_keys, block.member);
     uint32_t keep[kRows];
-    KeepBitsOfQueries<kRows>(block, p.stream, p.args.q_ids, key, keep);
+    KeepBitsOfQueries<kRows>(block, p.stream, p.args.forward.queries, key, keep);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -632,37 +631,37 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor<kChunks>)
     PutWeights<kRows>(d, block.member, block.weights);
     AddAllWeighted<T, kChunks, kRows>(k, p.layout, block.weights, block.member, dq);
   }
-  StoreGradient<T, kChunks, kRows>(p.args.dq, p.layout, block, dq, p.layout.scale);
+  StoreGradient<T, kChunks, kRows>(p.args.dq_RD, p.layout, block, dq, p.layout.scale);
 }
 
 // The numbers of the streamed queries: log-sum-exp in powers of two, and delta. Past the last query
 // both are 0, as the rows are, and add nothing.
-__device__ __forceinline__ void LoadStreamedNumbers(const Parameters<AttentionBackwardArgs>& p,
-                                                    int row, int count, int head, float* to) {
+__device__ __forceinline__ void LoadStreamedNumbers(const Parameters<AttentionGradArgs>& p, int row,
+                                                    int count, int head, float* to) {
   const int i = static_cast<int>(threadIdx.x);
   if (i >= kStreamedRows) return;
-  const int64_t place = static_cast<int64_t>(row + i) * p.args.shape.heads + head;
-  to[i] = i < count ? p.args.lse[place] * kLog2E : 0.0f;
+  const int64_t place = static_cast<int64_t>(row + i) * p.args.forward.heads + head;
+  to[i] = i < count ? p.args.forward.log_sum_exp_RH[place] * kLog2E : 0.0f;
   to[kStreamedRows + i] = i < count ? p.delta[place] : 0.0f;
 }
 
 // ScoreGradient of the lane's keys and its queries, of `count` from query `query` of the sentence
 // on, which is row `query_row`.
 template <int kRows, typename Block>
-__device__ __forceinline__ void KeyScoreGradients(const Parameters<AttentionBackwardArgs>& p,
+__device__ __forceinline__ void KeyScoreGradients(const Parameters<AttentionGradArgs>& p,
                                                   const Block& block, int query, int query_row,
                                                   int count,
                                                   float (&scores)[kRows][kStreamedPerLane],
                                                   float (&d)[kRows][kStreamedPerLane]) {
   uint32_t keep[kStreamedPerLane];
-  KeepBitsOfKeys<kRows>(block, p.stream, p.args.q_ids, query_row, count, keep);
+  KeepBitsOfKeys<kRows>(block, p.stream, p.args.forward.queries, query_row, count, keep);
 #pragma unroll
   for (int j = 0; j < kStreamedPerLane; ++j) {
     const int place = block.member + 8 * j;
     const float lse = block.numbers[place], delta = block.numbers[kStreamedRows + place];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const bool hidden = p.args.shape.causal && query + place < block.tile.begin + block.row + i;
+      const bool hidden = p.args.forward.causal && query + place < block.tile.begin + block.row + i;
       if (hidden) scores[i][j] = -INFINITY;
       ScoreGradient(lse, delta, keep[j] >> i & 1u, p.stream.scale, scores[i][j], d[i][j]);
     }
@@ -671,31 +670,30 @@ __device__ __forceinline__ void KeyScoreGradients(const Parameters<AttentionBack
 
 template <typename T, int kChunks>
 __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 3 : 1)
-    KeyGradientKernel(const Parameters<AttentionBackwardArgs> p) {
+    KeyGradientKernel(const Parameters<AttentionGradArgs> p) {
   constexpr int kRows = kBackwardRows<kChunks>;
   DYNAMIC_SHARED(float, shared);
-  const AttentionShape& shape = p.args.shape;
-  const Block<kChunks, kRows, 2> block(shared, shape.k_offsets, shape.num_sentences,
-                                       p.args.dk.rows);
+  const AttentionArgs& a = p.args.forward;
+  const Block<kChunks, kRows, 2> block(shared, a.keys.offsets, a.keys.num_sentences, a.keys.count);
   const Tile& tile = block.tile;
   if (tile.count == 0) return;
   if (tile.sentence < 0) {
-    ZeroTile<T>(p.args.dk, p.layout, tile, block.head);
-    return ZeroTile<T>(p.args.dv, p.layout, tile, block.head);
+    ZeroTile<T>(p.args.dk_RD, p.layout, tile, block.head);
+    return ZeroTile<T>(p.args.dv_RD, p.layout, tile, block.head);
   }
 
-  block.template Load<T>(p.args.k, p.layout, p.layout.scale * kLog2E, 0);
-  block.template Load<T>(p.args.v, p.layout, 1.0f, 1);
-  const int q_begin = shape.q_offsets[tile.sentence];
-  const int num_queries = shape.q_offsets[tile.sentence + 1] - q_begin;
+  block.template Load<T>(p.args.forward.k_RD, p.layout, p.layout.scale * kLog2E, 0);
+  block.template Load<T>(p.args.forward.v_RD, p.layout, 1.0f, 1);
+  const int q_begin = a.queries.offsets[tile.sentence];
+  const int num_queries = a.queries.offsets[tile.sentence + 1] - q_begin;
   float dk[kChunks][kRows][8] = {}, dv[kChunks][kRows][8] = {};
 
   // Queries before the tile do not see it if causal.
-  const int first = shape.causal ? tile.begin / kStreamedRows * kStreamedRows : 0;
+  const int first = a.causal ? tile.begin / kStreamedRows * kStreamedRows : 0;
   for (int query = first; query < num_queries; query += kStreamedRows) {
     const int count = min(kStreamedRows, num_queries - query), row = q_begin + query;
-    const Streamed q = {p.args.q, row, count, block.head, block.first_stream};
-    const Streamed d_context = {p.args.d_context, row, count, block.head, block.second_stream};
+    const Streamed q = {p.args.forward.q_RD, row, count, block.head, block.first_stream};
+    const Streamed d_context = {p.args.dcontext_RD, row, count, block.head, block.second_stream};
     __syncthreads();
     LoadStreamedNumbers(p, row, count, block.head, block.numbers);
     if constexpr (kChunks == 1) {
@@ -712,8 +710,8 @@ __global__ void __launch_bounds__(kThreads, kChunks == 1 ? 3 : 1)
     PutWeights<kRows>(d, block.member, block.weights);
     AddAllWeighted<T, kChunks, kRows>(q, p.layout, block.weights, block.member, dk);
   }
-  StoreGradient<T, kChunks, kRows>(p.args.dk, p.layout, block, dk, p.layout.scale);
-  StoreGradient<T, kChunks, kRows>(p.args.dv, p.layout, block, dv, 1.0f);
+  StoreGradient<T, kChunks, kRows>(p.args.dk_RD, p.layout, block, dk, p.layout.scale);
+  StoreGradient<T, kChunks, kRows>(p.args.dv_RD, p.layout, block, dv, 1.0f);
 }
 
 // --- decoding ---
@@ -768,7 +766,7 @@ __device__ __forceinline__ Part<kFours> DecodeKeys(const DecodeAttentionArgs& ar
   float4 q[kFours];
   Part<kFours> part = {.largest = kLowestFloat, .sum = 0.0f, .context = {}};
 #pragma unroll
-  for (int v = 0; v < kFours; ++v) q[v] = load(args.q, row, v);
+  for (int v = 0; v < kFours; ++v) q[v] = load(args.q_RD, row, v);
   // All lanes of a warp stay until its first group is done: they exchange sums.
   for (int first = thread / 32 * 4; first < length; first += kDecodeGroups) {
     const int place = first + thread % 32 / 8;
@@ -777,8 +775,8 @@ __device__ __forceinline__ Part<kFours> DecodeKeys(const DecodeAttentionArgs& ar
     float score = 0.0f;
 #pragma unroll
     for (int v = 0; v < kFours; ++v) {
-      const float4 key = load(args.keys, cached, v);
-      value[v] = load(args.values, cached, v);
+      const float4 key = load(args.keys_ND, cached, v);
+      value[v] = load(args.values_ND, cached, v);
       score = fmaf(q[v].x, key.x, score);
       score = fmaf(q[v].y, key.y, score);
       score = fmaf(q[v].z, key.z, score);
@@ -836,17 +834,11 @@ __global__ void __launch_bounds__(kThreads)
     float context = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) context = fmaf(shared.context[w][col], factor[w], context);
-    *MutableAt<T>(args.context, row, head * layout.head_dim + col) = FromFloat<T>(context / sum);
+    *MutableAt<T>(args.context_RD, row, head * layout.head_dim + col) = FromFloat<T>(context / sum);
   }
 }
 
 // --- host ---
-
-int64_t CheckedRows(const ConstMatrix& m, const AttentionShape& shape) {
-  DEEPNET_CHECK_EQ(m.cols, static_cast<int64_t>(shape.heads) * shape.head_dim);
-  DEEPNET_CHECK(m.rows < (int64_t{1} << 31) - kStreamedRows) << m.rows << " rows";
-  return m.rows;
-}
 
 void CheckHeads(int heads, int head_dim, const DropoutStream& stream) {
   DEEPNET_CHECK(heads >= 1 && heads < 65536) << heads << " heads";
@@ -858,12 +850,14 @@ void CheckHeads(int heads, int head_dim, const DropoutStream& stream) {
 }
 
 // All matrices hold the same element; returns how they may be read.
-Layout MakeLayout(int head_dim, std::initializer_list<ConstMatrix> matrices) {
+Layout MakeLayout(int heads, std::initializer_list<ConstMatrix> matrices) {
+  const int head_dim = static_cast<int>(matrices.begin()->cols / heads);
   Layout layout = {.head_dim = head_dim,
                    .aligned = head_dim % 4 == 0,
                    .scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
   for (const ConstMatrix& m : matrices) {
     DEEPNET_CHECK(m.element == matrices.begin()->element) << "matrices of two elements";
+    DEEPNET_CHECK_EQ(m.cols, int64_t{heads} * head_dim);
     DEEPNET_CHECK(m.stride >= m.cols) << "rows of " << m.cols << " every " << m.stride;
     layout.aligned = layout.aligned && HasAlignedFours(m);
   }
@@ -883,70 +877,76 @@ void WithChunks(int head_dim, const F& f) {
 }
 
 template <int kTile>
-dim3 Grid(const AttentionShape& shape, int64_t rows) {
-  return dim3(static_cast<unsigned>(rows / kTile + shape.num_sentences + 2),
-              static_cast<unsigned>(shape.heads));
+dim3 Grid(const PackedRows& side, int heads) {
+  return dim3(static_cast<unsigned>(side.count / kTile + side.num_sentences + 2),
+              static_cast<unsigned>(heads));
 }
+
+// The arguments of the forward pass among those of a kernel.
+AttentionArgs& ForwardOf(AttentionArgs& args) { return args; }
+AttentionArgs& ForwardOf(AttentionGradArgs& args) { return args.forward; }
 
 // `matrices` are all of the arguments.
 template <typename Args>
 Parameters<Args> MakeParameters(const GpuStream& gpu, const Args& args,
                                 std::initializer_list<ConstMatrix> matrices) {
-  const AttentionShape& shape = args.shape;
-  Parameters<Args> p = {.args = args, .layout = MakeLayout(shape.head_dim, matrices)};
-  p.stream = DropoutStreamOf(gpu, p.args.dropout);
-  CheckHeads(shape.heads, shape.head_dim, p.stream);
+  Parameters<Args> p = {.args = args, .layout = {}};
+  AttentionArgs& a = ForwardOf(p.args);
+  p.layout = MakeLayout(a.heads, matrices);
+  p.stream = DropoutStreamOf(gpu, a.dropout);
+  CheckHeads(a.heads, p.layout.head_dim, p.stream);
+  for (const PackedRows& side : {a.queries, a.keys}) {
+    DEEPNET_CHECK(side.count < (int64_t{1} << 31) - kStreamedRows) << side.count << " rows";
+  }
   return p;
 }
 
 }  // namespace
 
-void AttentionForward(GpuStream& gpu, const AttentionForwardArgs& args) {
-  const AttentionShape& shape = args.shape;
-  const auto p = MakeParameters(gpu, args, {args.q, args.k, args.v, args.context});
-  CheckedRows(args.k, shape);
-  DEEPNET_CHECK_EQ(args.q.rows, args.context.rows);
-  const int64_t rows = CheckedRows(args.context, shape);
-  if (rows == 0) return;
-  ForElement(args.q.element, [&]<typename T>() {
-    WithChunks(shape.head_dim, [&]<int kChunks>() {
+void AttentionForward(GpuStream& gpu, const AttentionArgs& args) {
+  const auto p = MakeParameters(gpu, args, {args.q_RD, args.k_RD, args.v_RD, args.context_RD});
+  if (args.queries.count == 0) return;
+  ForElement(args.q_RD.element, [&]<typename T>() {
+    WithChunks(p.layout.head_dim, [&]<int kChunks>() {
       using Shape = Block<kChunks, 2, 1>;
-      Launch(gpu, "AttentionForward", ForwardKernel<T, kChunks>, Grid<Shape::kTile>(shape, rows),
-             kThreads, Shape::kBytes, p);
+      Launch(gpu, "AttentionForward", ForwardKernel<T, kChunks>,
+             Grid<Shape::kTile>(args.queries, args.heads), kThreads, Shape::kBytes, p);
     });
   });
 }
 
-void AttentionBackward(GpuStream& gpu, const AttentionBackwardArgs& args) {
-  const AttentionShape& shape = args.shape;
+void AttentionBackward(GpuStream& gpu, const AttentionGradArgs& args) {
+  const AttentionArgs& a = args.forward;
   auto p = MakeParameters(
-      gpu, args, {args.q, args.k, args.v, args.context, args.d_context, args.dq, args.dk, args.dv});
-  const int64_t q_rows = CheckedRows(args.dq, shape), k_rows = CheckedRows(args.dk, shape);
-  DEEPNET_CHECK(q_rows == 0 || args.context.data != nullptr)
+      gpu, args,
+      {a.q_RD, a.k_RD, a.v_RD, a.context_RD, args.dcontext_RD, args.dq_RD, args.dk_RD, args.dv_RD});
+  const int64_t q_rows = a.queries.count;
+  DEEPNET_CHECK(q_rows == 0 || a.context_RD.data != nullptr)
       << "the backward pass needs the context";
-  p.delta = static_cast<float*>(gpu.Scratch(q_rows * shape.heads * sizeof(float)));
-  ForElement(args.q.element, [&]<typename T>() {
-    WithChunks(shape.head_dim, [&]<int kChunks>() {
+  p.delta = static_cast<float*>(gpu.Scratch(q_rows * a.heads * sizeof(float)));
+  ForElement(a.q_RD.element, [&]<typename T>() {
+    WithChunks(p.layout.head_dim, [&]<int kChunks>() {
       using Shape = Block<kChunks, kBackwardRows<kChunks>, 2>;
       if (q_rows > 0) {
         Launch(gpu, "AttentionQueryGradient", QueryGradientKernel<T, kChunks>,
-               Grid<Shape::kTile>(shape, q_rows), kThreads, Shape::kBytes, p);
+               Grid<Shape::kTile>(a.queries, a.heads), kThreads, Shape::kBytes, p);
       }
-      if (k_rows > 0) {
+      if (a.keys.count > 0) {
         Launch(gpu, "AttentionKeyGradient", KeyGradientKernel<T, kChunks>,
-               Grid<Shape::kTile>(shape, k_rows), kThreads, Shape::kBytes, p);
+               Grid<Shape::kTile>(a.keys, a.heads), kThreads, Shape::kBytes, p);
       }
     });
   });
 }
 
 void DecodeAttention(GpuStream& gpu, const DecodeAttentionArgs& args) {
-  const Layout layout = MakeLayout(args.head_dim, {args.q, args.keys, args.values, args.context});
-  CheckHeads(args.heads, args.head_dim, {});
-  if (args.q.rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(args.q.rows), static_cast<unsigned>(args.heads));
-  ForElement(args.q.element, [&]<typename T>() {
-    WithChunks(args.head_dim, [&]<int kChunks>() {
+  const Layout layout =
+      MakeLayout(args.heads, {args.q_RD, args.keys_ND, args.values_ND, args.context_RD});
+  CheckHeads(args.heads, layout.head_dim, {});
+  if (args.rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(args.rows), static_cast<unsigned>(args.heads));
+  ForElement(args.q_RD.element, [&]<typename T>() {
+    WithChunks(layout.head_dim, [&]<int kChunks>() {
       Launch(gpu, "DecodeAttention", DecodeKernel<T, 2 * kChunks>, grid, kThreads, 0, args, layout);
     });
   });

@@ -12,11 +12,11 @@
 
 namespace deepnet::cuda {
 
-// One launch. args.lse may be null where there will be no backward pass.
-void AttentionForward(GpuStream& gpu, const native::AttentionForwardArgs& args);
+// One launch. args.log_sum_exp_RH may be null where there will be no backward pass.
+void AttentionForward(GpuStream& gpu, const native::AttentionArgs& args);
 
-// Two launches. Reads args.context. Scratch: a float for each query row and head.
-void AttentionBackward(GpuStream& gpu, const native::AttentionBackwardArgs& args);
+// Two launches. Reads the context. Scratch: a float for each query row and head.
+void AttentionBackward(GpuStream& gpu, const native::AttentionGradArgs& args);
 
 // One launch.
 void DecodeAttention(GpuStream& gpu, const native::DecodeAttentionArgs& args);

@@ -10,7 +10,8 @@ namespace {
 
 struct DrawMask {
   DropoutStream stream;
-  native::RowIds ids;
+  const uint32_t* pairs;
+  const uint32_t* positions;
   uint8_t* mask;
   int64_t mask_stride;
   MatrixView x;
@@ -18,7 +19,7 @@ struct DrawMask {
   __device__ void operator()(int64_t row, int64_t c, int n) const {
     const int64_t block = c / kChunkColumns;
     const uint32_t keep =
-        KeepByte(stream, ids.pair[row], ids.position[row], static_cast<uint32_t>(block));
+        KeepByte(stream, pairs[row], positions[row], static_cast<uint32_t>(block));
     mask[row * mask_stride + block] = static_cast<uint8_t>(keep);
     Chunk values = LoadChunk(x, row, c, n);
     ApplyKeepByte(keep, stream.scale, values);
@@ -28,13 +29,14 @@ struct DrawMask {
 
 }  // namespace
 
-void DropoutForward(GpuStream& gpu, DropoutSite key, native::RowIds ids, native::Matrix x,
+void DropoutForward(GpuStream& gpu, DropoutSite key, const PackedRows& ids, native::Matrix x,
                     uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, native::kMaxDropoutFeatures);
   const DropoutStream stream = DropoutStreamOf(gpu, key);
   if (!stream.active()) return;
-  ForRowChunks(gpu, "DropoutForward", x.rows, x.cols,
-               DrawMask{stream, ids, mask, native::MaskBytes(x.cols), ViewOf(x)});
+  ForRowChunks(
+      gpu, "DropoutForward", x.rows, x.cols,
+      DrawMask{stream, ids.pairs, ids.positions, mask, native::MaskBytes(x.cols), ViewOf(x)});
 }
 
 void DropoutBackward(GpuStream& gpu, double rate, const uint8_t* mask, native::Matrix dx) {

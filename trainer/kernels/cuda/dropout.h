@@ -10,7 +10,7 @@
 namespace deepnet::cuda {
 
 // x = keep ? x / (1 - rate) : 0, in place; writes the mask.
-void DropoutForward(GpuStream& gpu, DropoutSite key, native::RowIds ids, native::Matrix x,
+void DropoutForward(GpuStream& gpu, DropoutSite key, const PackedRows& ids, native::Matrix x,
                     uint8_t* mask);
 
 // dx = keep ? dx / (1 - rate) : 0, in place, by the mask of the forward pass.

@@ -122,7 +122,7 @@ constexpr int kRunRows = 64;     // of one partial sum
 constexpr int kSumColumns = kSumThreads * kChunkColumns;
 
 struct ScaleShiftSums {
-  native::ScaleShiftBackwardArgs args;
+  native::ScaleShiftGradArgs args;
   MatrixView dy, x, dx;
   int64_t group_columns;
   float* partials;  // [runs][scale, shift][cols]
@@ -136,15 +136,16 @@ struct SumsOfRows {
 __global__ void __launch_bounds__(kSumThreads* kSumRows)
     ScaleShiftBackwardKernel(const ScaleShiftSums k) {
   BLOCK_SHARED(SumsOfRows, sums);
-  const int64_t cols = k.args.dy.cols, rows = k.args.dy.rows;
+  const int64_t cols = k.args.dy_RD.cols, rows = k.args.rows;
   const int64_t c = static_cast<int64_t>(blockIdx.y) * kSumColumns + threadIdx.x * kChunkColumns;
   const int n = cols - c >= kChunkColumns ? kChunkColumns
                 : cols > c                ? static_cast<int>(cols - c)
                                           : 0;
-  const float by = k.args.shift != nullptr ? *k.args.shift : 0.0f;
+  const float by = k.args.shift_1 != nullptr ? *k.args.shift_1 : 0.0f;
   Chunk d_scale = {}, d_shift = {};
   if (n > 0) {
-    const Chunk factors = FactorsOf(k.args.scale, k.group_columns, c, n);
+    const Chunk factors =
+        FactorsOf(static_cast<const float*>(k.args.scale_G.data), k.group_columns, c, n);
     const int64_t first = static_cast<int64_t>(blockIdx.x) * kRunRows;
     const int64_t end = first + kRunRows < rows ? first + kRunRows : rows;
     for (int64_t row = first + threadIdx.y; row < end; row += kSumRows) {
@@ -182,6 +183,14 @@ __global__ void __launch_bounds__(kSumThreads* kSumRows)
   StoreChunk(to + cols, n, false, d_shift);
 }
 
+// Returns how many columns share a factor.
+int64_t GroupColumns(const ConstMatrix& scale_G, int64_t cols) {
+  if (scale_G.data == nullptr) return cols;
+  DEEPNET_CHECK(scale_G.cols >= 1 && cols % scale_G.cols == 0)
+      << cols << " columns, " << scale_G.cols << " groups";
+  return cols / scale_G.cols;
+}
+
 constexpr int kGroupThreads = 256;
 
 struct WarpSums {
@@ -192,9 +201,9 @@ struct WarpSums {
 __global__ void __launch_bounds__(kGroupThreads)
     ScaleShiftGroupsKernel(const ScaleShiftSums k, int64_t runs) {
   BLOCK_SHARED(WarpSums, sums);
-  const int64_t cols = k.args.dy.cols, group = blockIdx.x;
-  const bool is_shift = group == k.args.groups;
-  float* const out = is_shift ? k.args.d_shift : k.args.d_scale;
+  const int64_t cols = k.args.dy_RD.cols, group = blockIdx.x;
+  const bool is_shift = group == gridDim.x - 1;
+  float* const out = is_shift ? k.args.dshift_1 : k.args.dscale_G;
   if (out == nullptr) return;  // the whole block
   const int64_t columns = is_shift ? cols : k.group_columns;
   const float* const from = k.partials + (is_shift ? cols : group * columns);
@@ -258,25 +267,26 @@ void AddBranchBackward(GpuStream& gpu, ConstMatrix dx, double rate, const uint8_
                          native::KeepScale(rate)});
 }
 
-void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftForwardArgs& args) {
-  CheckSameShape(args.x, args.y);
-  DEEPNET_CHECK(args.groups >= 1 && args.x.cols % args.groups == 0)
-      << args.x.cols << " columns, " << args.groups << " groups";
-  ForRowChunks(gpu, "ScaleShiftForward", args.x.rows, args.x.cols,
-               ScaleAndShift{ViewOf(args.x), ViewOf(args.y), args.scale, args.shift,
-                             args.x.cols / args.groups});
+void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftArgs& args) {
+  DEEPNET_CHECK_EQ(args.x_RD.cols, args.y_RD.cols);
+  ForRowChunks(gpu, "ScaleShiftForward", args.rows, args.x_RD.cols,
+               ScaleAndShift{ViewOf(args.x_RD), ViewOf(args.y_RD),
+                             static_cast<const float*>(args.scale_G.data), args.shift_1,
+                             GroupColumns(args.scale_G, args.x_RD.cols)});
 }
 
-void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftBackwardArgs& args) {
-  CheckSameShape(args.dy, args.dx);
-  const int64_t rows = args.dy.rows, cols = args.dy.cols;
-  DEEPNET_CHECK(args.groups >= 1 && cols % args.groups == 0)
-      << cols << " columns, " << args.groups << " groups";
+void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftGradArgs& args) {
+  DEEPNET_CHECK_EQ(args.dy_RD.cols, args.dx_RD.cols);
+  const int64_t rows = args.rows, cols = args.dy_RD.cols;
+  ScaleShiftSums k = {args,
+                      ViewOf(args.dy_RD),
+                      args.scale_G.data != nullptr ? ViewOf(args.x_RD) : MatrixView{},
+                      ViewOf(args.dx_RD),
+                      GroupColumns(args.scale_G, cols),
+                      nullptr};
   if (rows == 0 || cols == 0) return;
   const int64_t runs = (rows + kRunRows - 1) / kRunRows;
-  ScaleShiftSums k = {args,   ViewOf(args.dy), ViewOf(args.x), ViewOf(args.dx), cols / args.groups,
-                      nullptr};
-  const bool sums_wanted = args.d_scale != nullptr || args.d_shift != nullptr;
+  const bool sums_wanted = args.dscale_G != nullptr || args.dshift_1 != nullptr;
   if (sums_wanted) {
     k.partials = static_cast<float*>(gpu.Scratch(2 * runs * cols * int64_t{sizeof(float)}));
   }
@@ -286,7 +296,8 @@ void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftBackwardArgs& ar
          /*shared_bytes=*/0, k);
   if (!sums_wanted) return;
   Launch(gpu, "ScaleShiftBackwardSums", ScaleShiftGroupsKernel,
-         static_cast<unsigned>(args.groups + 1), kGroupThreads, /*shared_bytes=*/0, k, runs);
+         static_cast<unsigned>(cols / k.group_columns + 1), kGroupThreads, /*shared_bytes=*/0, k,
+         runs);
 }
 
 }  // namespace deepnet::cuda

@@ -33,10 +33,10 @@ void Cast(GpuStream& gpu, native::ConstMatrix from, native::Matrix to);
 void AddBranchBackward(GpuStream& gpu, native::ConstMatrix dx, double rate, const uint8_t* mask,
                        native::Matrix d_branch);
 
-void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftForwardArgs& args);
+void ScaleShiftForward(GpuStream& gpu, const native::ScaleShiftArgs& args);
 
 // The gradients of scale and shift are summed over blocks of rows, then for each group over the
 // blocks and the columns in a fixed order.
-void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftBackwardArgs& args);
+void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftGradArgs& args);
 
 }  // namespace deepnet::cuda

@@ -11,17 +11,17 @@
 namespace deepnet::cuda {
 namespace {
 
-using native::EmbedBackwardArgs;
-using native::EmbedForwardArgs;
+using native::EmbedArgs;
+using native::EmbedGradArgs;
 
 struct EmbedRow {
-  EmbedForwardArgs args;
+  EmbedArgs args;
   DropoutStream stream;
   MatrixView table, positions, x, x_operand;
   int64_t mask_stride;
 
   __device__ void operator()(int64_t row, int64_t c, int n) const {
-    const int32_t id = args.ids[row];
+    const int32_t id = args.rows.tokens[row];
     Chunk values = {};
     if (id >= 0) {
       values = LoadChunk(table, id, c, n);
@@ -31,8 +31,7 @@ struct EmbedRow {
     }
     if (stream.threshold > 0) {
       const uint32_t block = static_cast<uint32_t>(c / kChunkColumns);
-      const uint32_t keep =
-          KeepByte(stream, args.row_ids.pair[row], args.row_ids.position[row], block);
+      const uint32_t keep = KeepByte(stream, args.rows.pairs[row], args.rows.positions[row], block);
       args.mask[row * mask_stride + block] = static_cast<uint8_t>(keep);
       ApplyKeepByte(keep, stream.scale, values);
     }
@@ -42,26 +41,26 @@ struct EmbedRow {
 
   // Rounds the product before it adds, as the CPU does.
   __device__ void AddPosition(int64_t row, int64_t c, int n, Chunk& values) const {
-    const Chunk position = LoadChunk(positions, args.row_ids.position[row], c, n);
+    const Chunk position = LoadChunk(positions, args.rows.positions[row], c, n);
 #pragma unroll
     for (int i = 0; i < kChunkColumns; ++i) values.v[i] = __fadd_rn(values.v[i], position.v[i]);
   }
 };
 
-MatrixView ViewOfRows(const float* data, int64_t width) {
-  return ViewOf(native::ConstMatrix{
-      .data = data, .element = native::Element::kFloat32, .cols = width, .stride = width});
-}
-
 constexpr int kThreads = 128;
 
 struct GradientParameters {
-  EmbedBackwardArgs args;
+  EmbedGradArgs args;
   SortedRows sorted;
-  int64_t mask_stride;
+  int64_t width, mask_stride;
   float scale;    // of dx, that of what is kept included
   float* pieces;  // [slots, width] sums of pieces; null: no index has more than one
   bool aligned;
+
+  // The row of the table that the block adds to.
+  __device__ float* Gradient() const {
+    return static_cast<float*>(args.dtable_VD.data) + sorted.indices[blockIdx.x] * width;
+  }
 };
 
 // The rows of an index in `order`.
@@ -84,10 +83,11 @@ __device__ __forceinline__ float4 Plus(const float4& a, const float4& b) {
 
 __device__ __forceinline__ float4 LoadGradient(const GradientParameters& p, int64_t row, int col,
                                                int left) {
-  float4 d = LoadFour(p.args.dx + row * p.args.width + col, left, p.aligned);
+  float4 d =
+      LoadFour(static_cast<const float*>(p.args.dx_RD.data) + row * p.width + col, left, p.aligned);
   d = make_float4(__fmul_rn(d.x, p.scale), __fmul_rn(d.y, p.scale), __fmul_rn(d.z, p.scale),
                   __fmul_rn(d.w, p.scale));
-  if (p.args.rate == 0.0) return d;
+  if (p.args.dropout_rate == 0.0) return d;
   const uint32_t keep = p.args.mask[row * p.mask_stride + col / 8] >> (col % 8);
   return make_float4(keep & 1u ? d.x : 0.0f, keep & 2u ? d.y : 0.0f, keep & 4u ? d.z : 0.0f,
                      keep & 8u ? d.w : 0.0f);
@@ -95,17 +95,17 @@ __device__ __forceinline__ float4 LoadGradient(const GradientParameters& p, int6
 
 __global__ void __launch_bounds__(kThreads) EmbedBackwardKernel(const GradientParameters p) {
   const int col = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * 4;
-  const int left = static_cast<int>(p.args.width) - col;
+  const int left = static_cast<int>(p.width) - col;
   if (left <= 0) return;
   const RowsOfIndex rows = RowsOf(p.sorted);
   const int piece = static_cast<int>(blockIdx.z);
   const int begin = rows.begin + piece * kEmbedPieceRows;
   if (begin >= rows.end) return;
   const int end = min(begin + kEmbedPieceRows, rows.end);
-  float* to = p.args.grad + p.sorted.indices[blockIdx.x] * p.args.width + col;
+  float* to = p.Gradient() + col;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (rows.InPieces()) {
-    to = p.pieces + (rows.FirstSlot() + piece) * p.args.width + col;
+    to = p.pieces + (rows.FirstSlot() + piece) * p.width + col;
   } else {
     sum = LoadFour(to, left, p.aligned);
   }
@@ -118,61 +118,59 @@ __global__ void __launch_bounds__(kThreads) EmbedBackwardKernel(const GradientPa
 
 __global__ void __launch_bounds__(kThreads) AddPiecesKernel(const GradientParameters p) {
   const int col = (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * 4;
-  const int left = static_cast<int>(p.args.width) - col;
+  const int left = static_cast<int>(p.width) - col;
   const RowsOfIndex rows = RowsOf(p.sorted);
   if (left <= 0 || !rows.InPieces()) return;
   const int num_pieces = (rows.end - rows.begin + kEmbedPieceRows - 1) / kEmbedPieceRows;
-  const float* const pieces = p.pieces + rows.FirstSlot() * p.args.width + col;
-  float* const grad = p.args.grad + p.sorted.indices[blockIdx.x] * p.args.width + col;
+  const float* const pieces = p.pieces + rows.FirstSlot() * p.width + col;
+  float* const grad = p.Gradient() + col;
   float4 sum = LoadFour(grad, left, p.aligned);
 #pragma unroll 4
   for (int piece = 0; piece < num_pieces; ++piece) {
-    sum = Plus(sum, LoadFour(pieces + piece * p.args.width, left, p.aligned));
+    sum = Plus(sum, LoadFour(pieces + piece * p.width, left, p.aligned));
   }
   StoreFour(grad, sum, left, p.aligned);
 }
 
 }  // namespace
 
-void EmbedForward(GpuStream& gpu, const EmbedForwardArgs& args) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxDropoutFeatures)
-      << "width " << args.width;
-  DEEPNET_CHECK_EQ(args.table.cols, args.width);
-  DEEPNET_CHECK(args.x_operand.data == nullptr || args.x_operand.cols == args.width);
-  EmbedForwardArgs rest = args;
+void EmbedForward(GpuStream& gpu, const EmbedArgs& args) {
+  const int64_t width = args.table_VD.cols;
+  DEEPNET_CHECK(width >= 1 && width <= native::kMaxDropoutFeatures) << "width " << width;
+  DEEPNET_CHECK(args.x_operand_RD.data == nullptr || args.x_operand_RD.cols == width);
+  EmbedArgs rest = args;
   const DropoutStream stream = DropoutStreamOf(gpu, rest.dropout);
-  ForRowChunks(gpu, "EmbedForward", args.rows, args.width,
+  const native::Matrix x = {args.x_RD, native::Element::kFloat32, args.rows.count, width, width};
+  ForRowChunks(gpu, "EmbedForward", args.rows.count, width,
                EmbedRow{.args = rest,
                         .stream = stream,
-                        .table = ViewOf(args.table),
-                        .positions = ViewOfRows(args.positions, args.width),
-                        .x = ViewOfRows(args.x, args.width),
-                        .x_operand = ViewOf(args.x_operand),
-                        .mask_stride = native::MaskBytes(args.width)});
+                        .table = ViewOf(args.table_VD),
+                        .positions = ViewOf(args.positions_PD),
+                        .x = ViewOf(x),
+                        .x_operand = ViewOf(args.x_operand_RD),
+                        .mask_stride = native::MaskBytes(width)});
 }
 
-void EmbedBackward(GpuStream& gpu, const EmbedBackwardArgs& args, const SortedRows& sorted) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxDropoutFeatures)
-      << "width " << args.width;
-  DEEPNET_CHECK_LE(sorted.num_unique, args.rows);
+void EmbedBackward(GpuStream& gpu, const EmbedGradArgs& args, const SortedRows& sorted) {
+  const int64_t width = args.dx_RD.cols;
+  DEEPNET_CHECK(width >= 1 && width <= native::kMaxDropoutFeatures) << "width " << width;
+  DEEPNET_CHECK_LE(sorted.num_unique, args.rows.count);
   if (sorted.num_unique == 0) return;
-  const auto rows_of = [&](const float* data) {
-    return native::ConstMatrix{
-        .data = data, .element = native::Element::kFloat32, .stride = args.width};
-  };
+  const double rate = args.dropout_rate;
   GradientParameters p = {
       .args = args,
       .sorted = sorted,
-      .mask_stride = native::MaskBytes(args.width),
-      .scale = args.rate > 0.0 ? args.scale * native::KeepScale(args.rate) : args.scale,
+      .width = width,
+      .mask_stride = native::MaskBytes(width),
+      .scale = rate > 0.0 ? args.scale * native::KeepScale(rate) : args.scale,
       .pieces = nullptr,
-      .aligned = HasAlignedFours(rows_of(args.dx)) && HasAlignedFours(rows_of(args.grad))};
+      .aligned = HasAlignedFours(args.dx_RD) && HasAlignedFours(args.dtable_VD)};
   const unsigned pieces = BlocksOf(sorted.longest, kEmbedPieceRows);
   if (pieces > 1) {
-    const int64_t slots = 2 * int64_t{BlocksOf(args.rows, kEmbedPieceRows)};
-    p.pieces = static_cast<float*>(gpu.Scratch(slots * args.width * int64_t{sizeof(float)}));
+    const int64_t slots = 2 * int64_t{BlocksOf(args.rows.count, kEmbedPieceRows)};
+    p.pieces = static_cast<float*>(gpu.Scratch(slots * width * int64_t{sizeof(float)}));
   }
-  const dim3 grid(BlocksOf(sorted.num_unique, 1), BlocksOf(args.width, 4 * kThreads));
+  const dim3 grid(BlocksOf(sorted.num_unique, 1), BlocksOf(width, 4 * kThreads));
   Launch(gpu, "EmbedBackward", EmbedBackwardKernel, dim3(grid.x, grid.y, pieces), kThreads, 0, p);
   if (pieces > 1) Launch(gpu, "EmbedBackwardPieces", AddPiecesKernel, grid, kThreads, 0, p);
 }

@@ -11,7 +11,7 @@
 namespace deepnet::cuda {
 
 // One launch.
-void EmbedForward(GpuStream& gpu, const native::EmbedForwardArgs& args);
+void EmbedForward(GpuStream& gpu, const native::EmbedArgs& args);
 
 // The rows of a batch by index (native::SortRows), in device memory.
 struct SortedRows {
@@ -26,8 +26,9 @@ struct SortedRows {
 // the pieces in order: a frequent token would keep a block at work when all others have ended.
 inline constexpr int kEmbedPieceRows = 64;
 
-// One launch, and one more where an index has more than a piece. `sorted` stands for args.index,
-// which is not read. The gradient of an index with one piece has the bits of the CPU.
-void EmbedBackward(GpuStream& gpu, const native::EmbedBackwardArgs& args, const SortedRows& sorted);
+// One launch, and one more where an index has more than a piece. `sorted` stands for
+// args.rows.tokens, which are not read. The gradient of an index with one piece has the bits of the
+// CPU.
+void EmbedBackward(GpuStream& gpu, const native::EmbedGradArgs& args, const SortedRows& sorted);
 
 }  // namespace deepnet::cuda

@@ -16,8 +16,8 @@
 namespace deepnet::cuda {
 namespace {
 
-using native::ResidualNormBackwardArgs;
-using native::ResidualNormForwardArgs;
+using native::ResidualNormArgs;
+using native::ResidualNormGradArgs;
 
 constexpr int kMaxThreads = 512;
 constexpr int MaxThreadsOf(int chunks) { return chunks == 1 ? 256 : kMaxThreads; }
@@ -75,20 +75,21 @@ struct SumBuffers {
 // --- Forward ---
 
 struct ForwardKernelArgs {
-  ResidualNormForwardArgs args;
+  ResidualNormArgs args;
   MatrixView branch, y_operand;
   DropoutStream stream;
-  int64_t mask_stride;
+  int64_t width, mask_stride;
   bool wide_rows;     // x, sum, y, xhat
   bool wide_columns;  // gain, bias
 };
 
 // sum = alpha * x + Dropout(branch) of one chunk; writes the mask.
 __device__ inline Chunk ResidualSum(const ForwardKernelArgs& k, int64_t row, Columns columns) {
-  const ResidualNormForwardArgs& a = k.args;
+  const ResidualNormArgs& a = k.args;
   Chunk sum = {};
-  if (a.x != nullptr) {
-    sum = LoadChunk(a.x + row * a.width + columns.begin, columns.count, k.wide_rows);
+  if (a.x_RD.data != nullptr) {
+    sum = LoadChunk(static_cast<const float*>(a.x_RD.data) + row * k.width + columns.begin,
+                    columns.count, k.wide_rows);
 #pragma unroll
     for (float& v : sum.v) v *= a.alpha;
   }
@@ -97,7 +98,7 @@ __device__ inline Chunk ResidualSum(const ForwardKernelArgs& k, int64_t row, Col
   if (k.stream.active()) {
     const int64_t block = columns.begin / kChunkColumns;
     const uint32_t keep =
-        KeepByte(k.stream, a.ids.pair[row], a.ids.position[row], static_cast<uint32_t>(block));
+        KeepByte(k.stream, a.ids.pairs[row], a.ids.positions[row], static_cast<uint32_t>(block));
     a.mask[row * k.mask_stride + block] = static_cast<uint8_t>(keep);
     ApplyKeepByte(keep, k.stream.scale, branch);
   }
@@ -115,20 +116,22 @@ __device__ inline float TotalOf(const Chunk& chunk) {
 
 __device__ inline void WriteNormalized(const ForwardKernelArgs& k, int64_t row, Columns columns,
                                        const Chunk& sum, float mean, float rstd) {
-  const ResidualNormForwardArgs& a = k.args;
-  const int64_t at = row * a.width + columns.begin;
-  const Chunk gain = LoadChunk(a.gain + columns.begin, columns.count, k.wide_columns);
+  const ResidualNormArgs& a = k.args;
+  const int64_t at = row * k.width + columns.begin;
+  const Chunk gain = LoadChunk(a.gain_D + columns.begin, columns.count, k.wide_columns);
   Chunk bias = {};
-  if (a.bias != nullptr) bias = LoadChunk(a.bias + columns.begin, columns.count, k.wide_columns);
+  if (a.bias_D != nullptr)
+    bias = LoadChunk(a.bias_D + columns.begin, columns.count, k.wide_columns);
   Chunk xhat, y;
 #pragma unroll
   for (int j = 0; j < kChunkColumns; ++j) {
     xhat.v[j] = (sum.v[j] - mean) * rstd;
     y.v[j] = fmaf(xhat.v[j], gain.v[j], bias.v[j]);
   }
-  if (a.sum != nullptr) StoreChunk(a.sum + at, columns.count, k.wide_rows, sum);
-  if (a.xhat != nullptr) StoreChunk(a.xhat + at, columns.count, k.wide_rows, xhat);
-  if (a.y != nullptr) StoreChunk(a.y + at, columns.count, k.wide_rows, y);
+  if (a.sum_RD != nullptr) StoreChunk(a.sum_RD + at, columns.count, k.wide_rows, sum);
+  if (a.state.xhat_RD != nullptr)
+    StoreChunk(a.state.xhat_RD + at, columns.count, k.wide_rows, xhat);
+  if (a.y_RD != nullptr) StoreChunk(a.y_RD + at, columns.count, k.wide_rows, y);
   if (k.y_operand.data != nullptr) {
     StoreChunk(k.y_operand, row, columns.begin, columns.count, y);
   }
@@ -138,9 +141,9 @@ template <int kChunks>
 __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     ResidualNormKernel(const ForwardKernelArgs k) {
   BLOCK_SHARED(SumBuffers<float>, buffers);
-  const ResidualNormForwardArgs& a = k.args;
+  const ResidualNormArgs& a = k.args;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const int64_t width = row < a.rows ? a.width : 0;  // a thread without a row still helps to sum
+  const int64_t width = row < a.rows ? k.width : 0;  // a thread without a row still helps to sum
   Chunk sum[kChunks];
   float total = 0.0f;
 #pragma unroll
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     sum[i] = ResidualSum(k, row, columns);
     total += TotalOf(sum[i]);
   }
-  const float inverse_width = 1.0f / static_cast<float>(a.width);
+  const float inverse_width = 1.0f / static_cast<float>(k.width);
   const float mean = a.centred ? SumInRow(total, buffers.of[0]) * inverse_width : 0.0f;
   float squares = 0.0f;
 #pragma unroll
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
   }
   const float variance = SumInRow(squares, buffers.of[1]) * inverse_width;
   const float rstd = 1.0f / sqrtf(variance + a.epsilon);
-  if (threadIdx.x == 0 && row < a.rows && a.rstd != nullptr) a.rstd[row] = rstd;
+  if (threadIdx.x == 0 && row < a.rows && a.state.rstd != nullptr) a.state.rstd[row] = rstd;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const Columns columns = ColumnsOf(i, width);
@@ -177,7 +180,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
 struct SumAlone {
   ForwardKernelArgs k;
   __device__ void operator()(int64_t row, int64_t c, int n) const {
-    StoreChunk(k.args.sum + row * k.args.width + c, n, k.wide_rows, ResidualSum(k, row, {c, n}));
+    StoreChunk(k.args.sum_RD + row * k.width + c, n, k.wide_rows, ResidualSum(k, row, {c, n}));
   }
 };
 
@@ -203,13 +206,13 @@ struct ScaleAndBias {
 // --- Backward ---
 
 struct BackwardKernelArgs {
-  ResidualNormBackwardArgs args;
-  MatrixView dy, d_branch;
+  ResidualNormGradArgs args;
+  MatrixView dy, dbranch;
   float keep_scale;  // 0: no dropout
-  int64_t mask_stride;
+  int64_t width, mask_stride;
   int64_t run_rows;
   float* partials;  // [blocks][gain, bias][width]; null: not wanted
-  bool wide_rows;   // dpast, xhat, d_residual
+  bool wide_rows;   // dpast, xhat, dx
   bool wide_columns;
 };
 
@@ -221,11 +224,12 @@ struct RowChunk {
 };
 
 __device__ inline RowChunk ReadGradient(const BackwardKernelArgs& k, int64_t row, Columns columns) {
-  const ResidualNormBackwardArgs& a = k.args;
+  const ResidualNormGradArgs& a = k.args;
   RowChunk chunk;
   chunk.dy = LoadChunk(k.dy, row, columns.begin, columns.count);
-  chunk.xhat = LoadChunk(a.xhat + row * a.width + columns.begin, columns.count, k.wide_rows);
-  const Chunk gain = LoadChunk(a.gain + columns.begin, columns.count, k.wide_columns);
+  chunk.xhat =
+      LoadChunk(a.state.xhat_RD + row * k.width + columns.begin, columns.count, k.wide_rows);
+  const Chunk gain = LoadChunk(a.gain_D + columns.begin, columns.count, k.wide_columns);
 #pragma unroll
   for (int j = 0; j < kChunkColumns; ++j) chunk.g.v[j] = chunk.dy.v[j] * gain.v[j];
   return chunk;
@@ -245,30 +249,30 @@ __device__ inline void AddToSums(const RowChunk& chunk, float2& sums, Chunk& d_g
 
 __device__ inline void WriteGradient(const BackwardKernelArgs& k, int64_t row, Columns columns,
                                      const RowChunk& chunk, float2 means, float rstd) {
-  const ResidualNormBackwardArgs& a = k.args;
-  const int64_t at = row * a.width + columns.begin;
+  const ResidualNormGradArgs& a = k.args;
+  const int64_t at = row * k.width + columns.begin;
   Chunk ds;
 #pragma unroll
   for (int j = 0; j < kChunkColumns; ++j) {
     ds.v[j] = (chunk.g.v[j] - means.x - chunk.xhat.v[j] * means.y) * rstd;
   }
-  if (a.d_residual != nullptr) {
+  if (a.dx_RD != nullptr) {
     Chunk dx = {};
-    if (a.accumulate_residual) dx = LoadChunk(a.d_residual + at, columns.count, k.wide_rows);
+    if (a.accumulate_dx) dx = LoadChunk(a.dx_RD + at, columns.count, k.wide_rows);
 #pragma unroll
     for (int j = 0; j < kChunkColumns; ++j) dx.v[j] += ds.v[j] * a.alpha;
-    StoreChunk(a.d_residual + at, columns.count, k.wide_rows, dx);
+    StoreChunk(a.dx_RD + at, columns.count, k.wide_rows, dx);
   }
-  if (k.d_branch.data == nullptr) return;
-  if (a.dpast != nullptr) {
-    const Chunk past = LoadChunk(a.dpast + at, columns.count, k.wide_rows);
+  if (k.dbranch.data == nullptr) return;
+  if (a.dpast_RD != nullptr) {
+    const Chunk past = LoadChunk(a.dpast_RD + at, columns.count, k.wide_rows);
 #pragma unroll
     for (int j = 0; j < kChunkColumns; ++j) ds.v[j] += past.v[j];
   }
   if (k.keep_scale != 0.0f) {
     ApplyKeepByte(a.mask[row * k.mask_stride + columns.begin / kChunkColumns], k.keep_scale, ds);
   }
-  StoreChunk(k.d_branch, row, columns.begin, columns.count, ds);
+  StoreChunk(k.dbranch, row, columns.begin, columns.count, ds);
 }
 
 // The sums of the groups of threads of a narrow block, added in order to those of the first.
@@ -302,14 +306,14 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
   // Wide rows are read twice: the sums for gain and bias take the registers.
   constexpr bool kHeld = kChunks <= 2;
   BLOCK_SHARED(SumBuffers<float2>, buffers);
-  const ResidualNormBackwardArgs& a = k.args;
-  const float inverse_width = 1.0f / static_cast<float>(a.width);
+  const ResidualNormGradArgs& a = k.args;
+  const float inverse_width = 1.0f / static_cast<float>(k.width);
   const int64_t first = blockIdx.x * k.run_rows;
   Chunk d_gain[kChunks] = {}, d_bias[kChunks] = {};
   int turn = 0;
   for (int64_t r = 0; r < k.run_rows; r += blockDim.y, turn ^= 1) {
     const int64_t row = first + r + threadIdx.y;
-    const int64_t width = row < a.rows ? a.width : 0;
+    const int64_t width = row < a.rows ? k.width : 0;
     RowChunk chunk[kHeld ? kChunks : 1] = {};
     float2 sums = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -323,7 +327,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     sums = SumInRow(sums, buffers.of[turn]);
     const float2 means =
         make_float2(a.centred ? sums.x * inverse_width : 0.0f, sums.y * inverse_width);
-    const float rstd = row < a.rows ? a.rstd[row] : 0.0f;
+    const float rstd = row < a.rows ? a.state.rstd[row] : 0.0f;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const Columns columns = ColumnsOf(i, width);
@@ -337,12 +341,12 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     if (blockDim.y > 1) AddGroups(groups, d_gain[0], d_bias[0]);
   }
   if (threadIdx.y > 0) return;
-  float* const to = k.partials + 2 * blockIdx.x * a.width;
+  float* const to = k.partials + 2 * blockIdx.x * k.width;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    const Columns columns = ColumnsOf(i, a.width);
-    StoreChunk(to + columns.begin, columns.count, a.width % 4 == 0, d_gain[i]);
-    StoreChunk(to + a.width + columns.begin, columns.count, a.width % 4 == 0, d_bias[i]);
+    const Columns columns = ColumnsOf(i, k.width);
+    StoreChunk(to + columns.begin, columns.count, k.width % 4 == 0, d_gain[i]);
+    StoreChunk(to + k.width + columns.begin, columns.count, k.width % 4 == 0, d_bias[i]);
   }
 }
 
@@ -371,76 +375,79 @@ __global__ void __launch_bounds__(kBatchNormThreads)
 
 __global__ void __launch_bounds__(kBatchNormThreads)
     BatchNormBackwardKernel(const BackwardKernelArgs k) {
-  const ResidualNormBackwardArgs& a = k.args;
+  const ResidualNormGradArgs& a = k.args;
   const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (c >= a.width) return;
+  if (c >= k.width) return;
   const double count = static_cast<double>(a.rows);
+  const auto* const given = static_cast<const float*>(a.dy_RD.data);
   double gradient = 0.0, product = 0.0;
   for (int64_t r = 0; r < a.rows; ++r) {
-    const double dy = a.dy[r * a.width + c];
+    const double dy = given[r * k.width + c];
     gradient += dy;
-    product += dy * a.xhat[r * a.width + c];
+    product += dy * a.state.xhat_RD[r * k.width + c];
   }
-  a.d_gain[c] += static_cast<float>(product);
-  if (a.d_bias != nullptr) a.d_bias[c] += static_cast<float>(gradient);
+  a.dgain_D[c] += static_cast<float>(product);
+  if (a.dbias_D != nullptr) a.dbias_D[c] += static_cast<float>(gradient);
   for (int64_t r = 0; r < a.rows; ++r) {
-    const int64_t at = r * a.width + c;
-    const double centred = a.dy[at] - gradient / count;
-    const double slope = centred - a.xhat[at] * (product / count);
-    float ds = static_cast<float>(slope * a.gain[c] * a.rstd[c]);
-    if (a.d_residual != nullptr) {
+    const int64_t at = r * k.width + c;
+    const double centred = given[at] - gradient / count;
+    const double slope = centred - a.state.xhat_RD[at] * (product / count);
+    float ds = static_cast<float>(slope * a.gain_D[c] * a.state.rstd[c]);
+    if (a.dx_RD != nullptr) {
       const float dx = ds * a.alpha;
-      a.d_residual[at] = a.accumulate_residual ? a.d_residual[at] + dx : dx;
+      a.dx_RD[at] = a.accumulate_dx ? a.dx_RD[at] + dx : dx;
     }
-    if (k.d_branch.data == nullptr) continue;
-    if (a.dpast != nullptr) ds += a.dpast[at];
+    if (k.dbranch.data == nullptr) continue;
+    if (a.dpast_RD != nullptr) ds += a.dpast_RD[at];
     if (k.keep_scale != 0.0f) {
       const bool keep = a.mask[r * k.mask_stride + c / 8] >> (c % 8) & 1;
       ds = keep ? ds * k.keep_scale : 0.0f;
     }
-    WithElement(k.d_branch.element, [&]<typename T>() {
-      static_cast<T*>(k.d_branch.data)[r * k.d_branch.stride + c] = FromFloat<T>(ds);
+    WithElement(k.dbranch.element, [&]<typename T>() {
+      static_cast<T*>(k.dbranch.data)[r * k.dbranch.stride + c] = FromFloat<T>(ds);
     });
   }
 }
 
-BackwardKernelArgs BackwardArgsOf(const ResidualNormBackwardArgs& args, native::ConstMatrix dy) {
-  if (dy.data == nullptr) {
-    dy = {args.dy, native::Element::kFloat32, args.rows, args.width, args.width};
-  }
+BackwardKernelArgs KernelArgsOf(const ResidualNormGradArgs& args) {
+  const int64_t width = args.dy_RD.cols;
   return {.args = args,
-          .dy = ViewOf(dy),
-          .d_branch = ViewOf(args.d_branch),
-          .keep_scale = args.rate > 0.0 ? native::KeepScale(args.rate) : 0.0f,
-          .mask_stride = native::MaskBytes(args.width),
+          .dy = ViewOf(args.dy_RD),
+          .dbranch = ViewOf(args.dbranch_RD),
+          .keep_scale = args.dropout_rate > 0.0 ? native::KeepScale(args.dropout_rate) : 0.0f,
+          .width = width,
+          .mask_stride = native::MaskBytes(width),
           .run_rows = 0,
           .partials = nullptr,
-          .wide_rows = AllWide(args.width, args.dpast, args.xhat, args.d_residual),
-          .wide_columns = AllWide(4, args.gain)};
+          .wide_rows = AllWide(width, args.dpast_RD, args.state.xhat_RD, args.dx_RD),
+          .wide_columns = AllWide(4, args.gain_D)};
 }
 
 }  // namespace
 
-void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
+void ResidualNormForward(GpuStream& gpu, const ResidualNormArgs& args) {
+  const int64_t width = args.width();
+  DEEPNET_CHECK(width <= native::kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;  // memory of no rows may have no address
-  DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
-  DEEPNET_CHECK(args.gain != nullptr || args.sum != nullptr) << "nothing is wanted";
-  ForwardKernelArgs k = {.args = args,
-                         .branch = ViewOf(args.branch),
-                         .y_operand = ViewOf(args.y_operand),
-                         .stream = {},
-                         .mask_stride = native::MaskBytes(args.width),
-                         .wide_rows = AllWide(args.width, args.x, args.sum, args.y, args.xhat),
-                         .wide_columns = AllWide(4, args.gain, args.bias)};
+  DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
+  DEEPNET_CHECK(args.gain_D != nullptr || args.sum_RD != nullptr) << "nothing is wanted";
+  ForwardKernelArgs k = {
+      .args = args,
+      .branch = ViewOf(args.branch_RD),
+      .y_operand = ViewOf(args.y_operand_RD),
+      .stream = {},
+      .width = width,
+      .mask_stride = native::MaskBytes(width),
+      .wide_rows = AllWide(width, args.x_RD.data, args.sum_RD, args.y_RD, args.state.xhat_RD),
+      .wide_columns = AllWide(4, args.gain_D, args.bias_D)};
   const DropoutStream stream = DropoutStreamOf(gpu, k.args.dropout);
-  if (args.branch.data != nullptr) k.stream = stream;
+  if (args.branch_RD.data != nullptr) k.stream = stream;
   DEEPNET_CHECK(!k.stream.active() || args.mask != nullptr) << "dropout needs a mask";
-  if (args.gain == nullptr) {
-    ForRowChunks(gpu, "ResidualSum", args.rows, args.width, SumAlone{k});
+  if (args.gain_D == nullptr) {
+    ForRowChunks(gpu, "ResidualSum", args.rows, width, SumAlone{k});
     return;
   }
-  const RowShape shape = ShapeOf(args.width);
+  const RowShape shape = ShapeOf(width);
   WithChunks(shape.chunks, [&]<int kChunks>() {
     Launch(gpu, "ResidualNorm", ResidualNormKernel<kChunks>, BlocksOf(args.rows, shape.rows),
            dim3(shape.threads, shape.rows), /*shared_bytes=*/0, k);
@@ -449,69 +456,67 @@ void ResidualNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
 
 void NormOutput(GpuStream& gpu, native::ConstMatrix xhat, const float* gain, const float* bias,
                 native::Matrix y) {
-  DEEPNET_CHECK_EQ(xhat.rows, y.rows);
   DEEPNET_CHECK_EQ(xhat.cols, y.cols);
   ForRowChunks(gpu, "NormOutput", xhat.rows, xhat.cols,
                ScaleAndBias{ViewOf(xhat), ViewOf(y), gain, bias, AllWide(4, gain, bias)});
 }
 
-void ResidualNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args,
-                          native::ConstMatrix dy) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= native::kMaxNormWidth) << "width " << args.width;
+void ResidualNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
+  const int64_t width = args.dy_RD.cols;
+  DEEPNET_CHECK(width >= 1 && width <= native::kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;
-  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
-  const RowShape shape = ShapeOf(args.width);
-  BackwardKernelArgs k = BackwardArgsOf(args, dy);
+  DEEPNET_CHECK(args.dbias_D == nullptr || args.dgain_D != nullptr);
+  const RowShape shape = ShapeOf(width);
+  BackwardKernelArgs k = KernelArgsOf(args);
   k.run_rows = std::max(native::kNormRunRows, shape.rows);
   const unsigned blocks = BlocksOf(args.rows, k.run_rows);
-  if (args.d_gain != nullptr) {
-    const int64_t floats = int64_t{2} * blocks * args.width;
+  if (args.dgain_D != nullptr) {
+    const int64_t floats = int64_t{2} * blocks * width;
     k.partials = static_cast<float*>(gpu.Scratch(floats * int64_t{sizeof(float)}));
   }
   WithChunks(shape.chunks, [&]<int kChunks>() {
     Launch(gpu, "ResidualNormBackward", ResidualNormBackwardKernel<kChunks>, blocks,
            dim3(shape.threads, shape.rows), /*shared_bytes=*/0, k);
   });
-  if (args.d_gain == nullptr) return;
+  if (args.dgain_D == nullptr) return;
   AddColumnSums(gpu, "ResidualNormBackwardSums",
                 {.partials = k.partials,
                  .rows = blocks,
-                 .stride = 2 * args.width,
-                 .cols = args.width,
-                 .first = args.d_gain,
-                 .second = args.d_bias});
+                 .stride = 2 * width,
+                 .cols = width,
+                 .first = args.dgain_D,
+                 .second = args.dbias_D});
 }
 
-void BatchNormForward(GpuStream& gpu, const ResidualNormForwardArgs& args) {
+void BatchNormForward(GpuStream& gpu, const ResidualNormArgs& args) {
   if (args.rows == 0) return;
-  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
-  const int64_t size = args.rows * args.width;
-  auto* own = static_cast<float*>(gpu.Scratch((size + args.width) * int64_t{sizeof(float)}));
-  float* xhat = args.xhat != nullptr ? args.xhat : own;
-  float* rstd = args.rstd != nullptr ? args.rstd : own + size;
-  ResidualNormForwardArgs sum = args;
-  sum.gain = sum.bias = nullptr;
-  sum.sum = xhat;
-  sum.y = sum.xhat = sum.rstd = nullptr;
-  sum.y_operand = {};
+  DEEPNET_CHECK(args.centred && args.gain_D != nullptr && args.sum_RD == nullptr);
+  const int64_t width = args.width(), size = args.rows * width;
+  auto* own = static_cast<float*>(gpu.Scratch((size + width) * int64_t{sizeof(float)}));
+  float* xhat = args.state.xhat_RD != nullptr ? args.state.xhat_RD : own;
+  float* rstd = args.state.rstd != nullptr ? args.state.rstd : own + size;
+  ResidualNormArgs sum = args;
+  sum.gain_D = nullptr;
+  sum.sum_RD = xhat;
   ResidualNormForward(gpu, sum);
-  Launch(gpu, "BatchNorm", BatchNormKernel, BlocksOf(args.width, kBatchNormThreads),
-         kBatchNormThreads, /*shared_bytes=*/0, args.rows, args.width,
-         static_cast<double>(args.epsilon), xhat, rstd);
+  Launch(gpu, "BatchNorm", BatchNormKernel, BlocksOf(width, kBatchNormThreads), kBatchNormThreads,
+         /*shared_bytes=*/0, args.rows, width, static_cast<double>(args.epsilon), xhat, rstd);
   const auto view = [&](float* x) {
-    return native::Matrix{x, native::Element::kFloat32, args.rows, args.width, args.width};
+    return native::Matrix{x, native::Element::kFloat32, args.rows, width, width};
   };
-  if (args.y != nullptr) NormOutput(gpu, view(xhat), args.gain, args.bias, view(args.y));
-  if (args.y_operand.data != nullptr) {
-    NormOutput(gpu, view(xhat), args.gain, args.bias, args.y_operand);
+  if (args.y_RD != nullptr) NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, view(args.y_RD));
+  if (args.y_operand_RD.data != nullptr) {
+    NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, args.y_operand_RD);
   }
 }
 
-void BatchNormBackward(GpuStream& gpu, const ResidualNormBackwardArgs& args) {
+void BatchNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
   if (args.rows == 0) return;
-  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
-  Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel, BlocksOf(args.width, kBatchNormThreads),
-         kBatchNormThreads, /*shared_bytes=*/0, BackwardArgsOf(args, {}));
+  DEEPNET_CHECK(args.centred && args.dgain_D != nullptr);
+  DEEPNET_CHECK(args.dy_RD.element == native::Element::kFloat32);
+  Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel,
+         BlocksOf(args.dy_RD.cols, kBatchNormThreads), kBatchNormThreads, /*shared_bytes=*/0,
+         KernelArgsOf(args));
 }
 
 }  // namespace deepnet::cuda

@@ -7,7 +7,7 @@
 
 namespace deepnet::cuda {
 
-void ResidualNormForward(GpuStream& gpu, const native::ResidualNormForwardArgs& args);
+void ResidualNormForward(GpuStream& gpu, const native::ResidualNormArgs& args);
 
 // y = xhat * gain + bias: what the forward pass wrote, again, bit for bit. xhat [rows, width]
 // float32, y of any element; bias may be null.
@@ -15,15 +15,13 @@ void NormOutput(GpuStream& gpu, native::ConstMatrix xhat, const float* gain, con
                 native::Matrix y);
 
 // The gradients of gain and bias are summed over blocks of rows that depend on the width alone,
-// then over the blocks in a fixed order. A `dy` with data is read in place of args.dy and may be of
-// any element.
-void ResidualNormBackward(GpuStream& gpu, const native::ResidualNormBackwardArgs& args,
-                          native::ConstMatrix dy = {});
+// then over the blocks in a fixed order.
+void ResidualNormBackward(GpuStream& gpu, const native::ResidualNormGradArgs& args);
 
 // Two launches, and one for each of y and y_operand.
-void BatchNormForward(GpuStream& gpu, const native::ResidualNormForwardArgs& args);
+void BatchNormForward(GpuStream& gpu, const native::ResidualNormArgs& args);
 
 // One launch.
-void BatchNormBackward(GpuStream& gpu, const native::ResidualNormBackwardArgs& args);
+void BatchNormBackward(GpuStream& gpu, const native::ResidualNormGradArgs& args);
 
 }  // namespace deepnet::cuda

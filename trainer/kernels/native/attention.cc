@@ -13,100 +13,99 @@ namespace {
 
 int64_t BytesOf(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 
-// Rows before the first and after the last sentence.
-void ZeroRowsOfNoSentence(const Matrix& m, const int32_t* offsets, int num_sentences) {
+// Rows of `side` before the first and after the last sentence.
+void ZeroRowsOfNoSentence(const Matrix& m, const PackedRows& side) {
   const int64_t bytes = BytesOf(m.element);
   const auto zero = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       std::memset(static_cast<char*>(m.data) + row * m.stride * bytes, 0, m.cols * bytes);
     }
   };
-  zero(0, std::min<int64_t>(offsets[0], m.rows));
-  zero(offsets[num_sentences], m.rows);
+  zero(0, std::min<int64_t>(side.offsets[0], side.count));
+  zero(side.offsets[side.num_sentences], side.count);
 }
 
-// The longest sentence of the key side, after checking what the kernels rely on.
-int64_t CheckShape(const AttentionShape& shape, int64_t q_rows, int64_t k_rows, int64_t cols,
-                   bool drops) {
-  DEEPNET_CHECK(shape.heads >= 1 && shape.head_dim >= 1);
-  DEEPNET_CHECK_EQ(cols, static_cast<int64_t>(shape.heads) * shape.head_dim);
-  const auto* q = shape.q_offsets;
-  const auto* k = shape.k_offsets;
-  const int n = shape.num_sentences;
-  DEEPNET_CHECK(q[0] >= 0 && q[n] <= q_rows && k[0] >= 0 && k[n] <= k_rows) << "offsets";
+// Returns the scratch that a head of the longest sentence wants, after checking what kernels rely
+// on.
+int64_t CheckedScratch(const AttentionArgs& args, const DropoutStream& stream,
+                       const ElementwiseTable& kernels) {
+  DEEPNET_CHECK(args.heads >= 1 && args.q_RD.cols >= 1 && args.q_RD.cols % args.heads == 0);
+  const auto* q = args.queries.offsets;
+  const auto* k = args.keys.offsets;
+  const int n = args.queries.num_sentences;
+  DEEPNET_CHECK(q[0] >= 0 && q[n] <= args.queries.count && k[0] >= 0 && k[n] <= args.keys.count)
+      << "offsets";
   int64_t max_keys = 0;
   for (int s = 0; s < n; ++s) {
     const int64_t num_queries = q[s + 1] - q[s], num_keys = k[s + 1] - k[s];
     DEEPNET_CHECK(num_queries >= 0 && num_keys >= 0) << "offsets of sentence " << s;
     DEEPNET_CHECK(num_keys > 0 || num_queries == 0) << "sentence " << s << " has no keys";
-    DEEPNET_CHECK(!shape.causal || num_queries == num_keys) << "causal sentence " << s;
+    DEEPNET_CHECK(!args.causal || num_queries == num_keys) << "causal sentence " << s;
     max_keys = std::max(max_keys, num_keys);
   }
-  if (drops) {
+  if (stream.active()) {
     DEEPNET_CHECK_LE(max_keys, kMaxAttentionKeys);
-    DEEPNET_CHECK_LE(shape.heads * kMaxAttentionKeys, kMaxDropoutFeatures);
+    DEEPNET_CHECK_LE(args.heads * kMaxAttentionKeys, kMaxDropoutFeatures);
   }
-  return max_keys;
+  CheckElements(args.q_RD);
+  DEEPNET_CHECK(args.q_RD.element == args.k_RD.element && args.q_RD.element == args.v_RD.element);
+  return kernels.attention_scratch(max_keys, args.q_RD.cols / args.heads);
+}
+
+// Calls body(sentence, head, scratch) for each, in all threads.
+template <typename Body>
+void ForEachHead(Cpu& cpu, const AttentionArgs& args, int64_t scratch, const Body& body) {
+  cpu.scratch.ReservePerThread(cpu.pool.num_threads(), scratch);
+  const int64_t num_units = static_cast<int64_t>(args.queries.num_sentences) * args.heads;
+  cpu.pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
+    body(static_cast<int>(unit / args.heads), static_cast<int>(unit % args.heads),
+         cpu.scratch.ForThread(thread));
+  });
 }
 
 }  // namespace
 
-void AttentionForward(Cpu& cpu, const AttentionForwardArgs& args) {
+void AttentionForward(Cpu& cpu, const AttentionArgs& args) {
   const DropoutStream stream = MakeDropoutStream(args.dropout);
-  const AttentionShape& shape = args.shape;
-  const int64_t max_keys =
-      CheckShape(shape, args.q.rows, args.k.rows, args.q.cols, stream.active());
-  CheckElements(args.q);
-  DEEPNET_CHECK(args.q.element == args.k.element && args.q.element == args.v.element &&
-                args.q.element == args.context.element);
   const ElementwiseTable& kernels = cpu.table.elementwise;
-  cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
-                               kernels.attention_scratch(max_keys, shape.head_dim));
-  ZeroRowsOfNoSentence(args.context, shape.q_offsets, shape.num_sentences);
-  const int64_t num_units = static_cast<int64_t>(shape.num_sentences) * shape.heads;
-  cpu.pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
-    kernels.attention_forward(args, stream, static_cast<int>(unit / shape.heads),
-                              static_cast<int>(unit % shape.heads), cpu.scratch.ForThread(thread));
+  const int64_t scratch = CheckedScratch(args, stream, kernels);
+  DEEPNET_CHECK(args.context_RD.element == args.q_RD.element);
+  ZeroRowsOfNoSentence(args.context_RD, args.queries);
+  ForEachHead(cpu, args, scratch, [&](int sentence, int head, float* own) {
+    kernels.attention_forward(args, stream, sentence, head, own);
   });
 }
 
-void AttentionBackward(Cpu& cpu, const AttentionBackwardArgs& args) {
-  const DropoutStream stream = MakeDropoutStream(args.dropout);
-  const AttentionShape& shape = args.shape;
-  const int64_t max_keys =
-      CheckShape(shape, args.q.rows, args.k.rows, args.q.cols, stream.active());
-  const Element element = args.q.element;
-  CheckElements(args.q);
-  DEEPNET_CHECK(args.k.element == element && args.v.element == element &&
-                args.d_context.element == element && args.dq.element == element &&
-                args.dk.element == element && args.dv.element == element);
+void AttentionBackward(Cpu& cpu, const AttentionGradArgs& args) {
+  const AttentionArgs& forward = args.forward;
+  const DropoutStream stream = MakeDropoutStream(forward.dropout);
   const ElementwiseTable& kernels = cpu.table.elementwise;
-  cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
-                               kernels.attention_scratch(max_keys, shape.head_dim));
-  ZeroRowsOfNoSentence(args.dq, shape.q_offsets, shape.num_sentences);
-  ZeroRowsOfNoSentence(args.dk, shape.k_offsets, shape.num_sentences);
-  ZeroRowsOfNoSentence(args.dv, shape.k_offsets, shape.num_sentences);
-  const int64_t num_units = static_cast<int64_t>(shape.num_sentences) * shape.heads;
-  cpu.pool.ParallelFor(num_units, [&](int64_t unit, int thread) {
-    kernels.attention_backward(args, stream, static_cast<int>(unit / shape.heads),
-                               static_cast<int>(unit % shape.heads), cpu.scratch.ForThread(thread));
+  const int64_t scratch = CheckedScratch(forward, stream, kernels);
+  const Element element = forward.q_RD.element;
+  DEEPNET_CHECK(args.dcontext_RD.element == element && args.dq_RD.element == element &&
+                args.dk_RD.element == element && args.dv_RD.element == element);
+  ZeroRowsOfNoSentence(args.dq_RD, forward.queries);
+  ZeroRowsOfNoSentence(args.dk_RD, forward.keys);
+  ZeroRowsOfNoSentence(args.dv_RD, forward.keys);
+  ForEachHead(cpu, forward, scratch, [&](int sentence, int head, float* own) {
+    kernels.attention_backward(args, stream, sentence, head, own);
   });
 }
 
 void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args) {
   int64_t longest = 0;
-  for (int64_t row = 0; row < args.q.rows; ++row) {
+  for (int64_t row = 0; row < args.rows; ++row) {
     DEEPNET_CHECK(args.lengths[row] >= 1) << "row " << row << " has an empty cache";
     longest = std::max<int64_t>(longest, args.lengths[row]);
   }
-  CheckElements(args.q);
-  DEEPNET_CHECK(args.q.element == args.context.element);
+  CheckElements(args.q_RD);
+  DEEPNET_CHECK(args.q_RD.element == args.context_RD.element);
   const ElementwiseTable& kernels = cpu.table.elementwise;
   // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.
   cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
-                               args.heads * (longest + args.head_dim + 2 * 16));
+                               args.heads * (longest + args.q_RD.cols / args.heads + 2 * 16));
   constexpr int64_t kRowsPerChunk = 4;  // neighbours often share keys
-  ForBlocks(cpu.pool, args.q.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
+  ForBlocks(cpu.pool, args.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
       kernels.decode_attention(args, row, cpu.scratch.ForThread(thread));
     }

@@ -1,11 +1,11 @@
 // Attention over packed sentences, one softmax per (query row, head), nothing padded.
 //
-// Sentence s owns rows q_offsets[s]..q_offsets[s+1] of the query side and rows
-// k_offsets[s]..k_offsets[s+1] of the key side; head h owns columns h*head_dim..(h+1)*head_dim of
-// every matrix, which may be column slices of a wider one. Arithmetic is float32 whatever the
-// matrices hold. A row belongs to at most one sentence; offsets do not decrease.
+// Sentence s owns rows queries.offsets[s]..[s + 1] of the query side and the same of `keys`; head h
+// owns columns h * D/H..(h + 1) * D/H of every matrix, which may be a column slice of a wider one.
+// Arithmetic is float32 whatever the matrices hold. A row belongs to at most one sentence; offsets
+// do not decrease.
 //
-//   context = Dropout(softmax(q k^T / sqrt(head_dim))) v
+//   context = Dropout(softmax(q k^T / sqrt(D/H))) v
 //
 // Dropout of the weight (query, head h, key number j of the sentence) is that of feature
 // h * kMaxAttentionKeys + j of the query's row (dropout.h). It is drawn again in the backward pass.
@@ -25,61 +25,51 @@ inline constexpr int64_t kMaxAttentionKeys = 4096;
 // The widest heads that this project's kernels for GPUs take.
 inline constexpr int kMaxGpuHeadDim = 256;
 
-struct AttentionShape {
-  int num_sentences = 0;
-  const int32_t* q_offsets = nullptr;  // [num_sentences + 1]
-  const int32_t* k_offsets = nullptr;  // [num_sentences + 1]
+template <typename T>
+struct AttentionArgsOf {
+  typename T::In q_RD = {}, k_RD = {}, v_RD = {};  // operand; k and v have the rows of `keys`
+  typename T::Rows queries = {}, keys = {};
   int heads = 1;
-  int head_dim = 64;
-  bool causal = false;  // query i sees keys 0..i of its sentence; both offsets must be equal
+  bool causal = false;       // query i sees keys 0..i of its sentence; both offsets must be equal
+  DropoutSite dropout = {};  // of the attention weights
+  typename T::Out context_RD = {};  // out, operand; rows of no sentence become 0
+  // out, residual, without gaps: the logarithms of the sums of exp(scores) for the backward pass,
+  // in an order that the Ops chooses (kernels: [R, H]); undefined in inference
+  typename T::Floats log_sum_exp_RH = {};
 };
-
-struct AttentionForwardArgs {
-  AttentionShape shape = {};
-  ConstMatrix q = {};  // [q rows, heads * head_dim]
-  ConstMatrix k = {};  // [k rows, heads * head_dim]
-  ConstMatrix v = {};
-  DropoutSite dropout = {};
-  RowIds q_ids = {};    // read if dropout.rate > 0
-  Matrix context = {};  // [q rows, heads * head_dim]; rows of no sentence become 0
-  float* lse =
-      nullptr;  // [q rows, heads]: log of the sum of exp(scores), kept for the backward pass
-};
+using AttentionArgs = AttentionArgsOf<Pointers>;
 
 // All matrices of one call hold the same element.
-void AttentionForward(Cpu& cpu, const AttentionForwardArgs& args);
+void AttentionForward(Cpu& cpu, const AttentionArgs& args);
 
-struct AttentionBackwardArgs {
-  AttentionShape shape = {};
-  ConstMatrix q = {};
-  ConstMatrix k = {};
-  ConstMatrix v = {};
-  const float* lse = nullptr;
-  ConstMatrix context = {};  // of the forward pass; CPU kernels do not need it
-  ConstMatrix d_context = {};
-  DropoutSite dropout = {};  // as in the forward pass
-  RowIds q_ids = {};
-  Matrix dq = {};  // overwritten; rows of no sentence become 0
-  Matrix dk = {};
-  Matrix dv = {};
+template <typename T>
+struct AttentionGradArgsOf {
+  AttentionArgsOf<T> forward = {};                     // as it was called; outputs filled
+  typename T::In dcontext_RD = {};                     // operand
+  typename T::Out dq_RD = {}, dk_RD = {}, dv_RD = {};  // out, operand; rows of no sentence become 0
 };
+using AttentionGradArgs = AttentionGradArgsOf<Pointers>;
 
-void AttentionBackward(Cpu& cpu, const AttentionBackwardArgs& args);
+// Does not read the context.
+void AttentionBackward(Cpu& cpu, const AttentionGradArgs& args);
 
-// Decoding: every row is one query against the rows of a cache that its list names, in order of
-// position. A row's result depends on that row alone, not on its neighbours, the batch or the
-// thread count.
-struct DecodeAttentionArgs {
-  int heads = 1;
-  int head_dim = 64;
-  ConstMatrix q = {};              // [rows, heads * head_dim]
-  ConstMatrix keys = {};           // [cached rows, heads * head_dim], of the element of q
-  ConstMatrix values = {};         // likewise
-  const int32_t* index = nullptr;  // [rows, index_stride]: rows of keys and values
+// One query row against the cached keys and values that its list names (incremental decoding):
+// hypotheses share rows of the cache, so re-ordering them moves lists, not keys. A row's result
+// depends on that row alone, not on its neighbours, the batch or the thread count.
+template <typename T>
+struct DecodeAttentionArgsOf {
+  int64_t rows = 0;
+  typename T::In q_RD = {};                     // operand
+  typename T::In keys_ND = {}, values_ND = {};  // operand; rows of a cache
+  // [rows, index_stride] rows of the cache, in order of position; as DeviceSession::Upload returns
+  // it
+  const int32_t* index = nullptr;
   int64_t index_stride = 0;
-  const int32_t* lengths = nullptr;  // [rows], >= 1: entries of the list that count
-  Matrix context = {};               // [rows, heads * head_dim]
+  const int32_t* lengths = nullptr;  // [rows], >= 1: entries of `index` that count
+  int heads = 1;
+  typename T::Out context_RD = {};  // out, operand
 };
+using DecodeAttentionArgs = DecodeAttentionArgsOf<Pointers>;
 
 void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args);
 

@@ -33,7 +33,8 @@ DropoutStream MakeDropoutStream(const DropoutSite& key) {
       .scale = KeepScale(key.rate)};
 }
 
-void DropoutForward(Cpu& cpu, const DropoutSite& key, RowIds ids, Matrix x, uint8_t* mask) {
+void DropoutForward(Cpu& cpu, const DropoutSite& key, const PackedRows& ids, Matrix x,
+                    uint8_t* mask) {
   DEEPNET_CHECK_LE(x.cols, kMaxDropoutFeatures);
   CheckElements(x);
   const DropoutStream stream = MakeDropoutStream(key);
@@ -41,7 +42,7 @@ void DropoutForward(Cpu& cpu, const DropoutSite& key, RowIds ids, Matrix x, uint
   const ElementwiseTable& kernels = cpu.table.elementwise;
   const int64_t num_blocks = MaskBytes(x.cols);
   ForRowBlocks(cpu.pool, x.rows, [&](int64_t begin, int64_t end, int) {
-    kernels.keep_bits(stream, ids.pair + begin, ids.position + begin, end - begin, 0, num_blocks,
+    kernels.keep_bits(stream, ids.pairs + begin, ids.positions + begin, end - begin, 0, num_blocks,
                       mask + begin * num_blocks, num_blocks);
     kernels.apply_mask(x, mask, stream.scale, begin, end);
   });

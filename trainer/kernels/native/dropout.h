@@ -39,12 +39,6 @@ namespace deepnet::native {
 
 struct Cpu;
 
-// The identity of each row, one number for each; valid positions are below 2^20.
-struct RowIds {
-  const uint32_t* pair = nullptr;
-  const uint32_t* position = nullptr;
-};
-
 inline constexpr int64_t kMaxDropoutFeatures = int64_t{1} << 21;
 
 constexpr int64_t MaskBytes(int64_t cols) { return (cols + 7) / 8; }
@@ -66,8 +60,10 @@ DropoutStream MakeDropoutStream(const DropoutSite& key);
 // 1 / (1 - rate) as every kernel multiplies with it.
 float KeepScale(double rate);
 
-// x = keep ? x / (1 - rate) : 0, in place; writes the mask. The activation's dropout.
-void DropoutForward(Cpu& cpu, const DropoutSite& key, RowIds ids, Matrix x, uint8_t* mask);
+// x = keep ? x / (1 - rate) : 0, in place; writes the mask. The activation's dropout. Of `ids`
+// positions, which are below 2^20, and pairs are read.
+void DropoutForward(Cpu& cpu, const DropoutSite& key, const PackedRows& ids, Matrix x,
+                    uint8_t* mask);
 
 // dx = keep ? dx / (1 - rate) : 0, in place, by the mask of the forward pass.
 void DropoutBackward(Cpu& cpu, double rate, const uint8_t* mask, Matrix dx);

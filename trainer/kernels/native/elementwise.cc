@@ -17,11 +17,16 @@ void CheckSameShape(const ConstMatrix& a, const ConstMatrix& b) {
 }
 
 // Spreads factors over the columns, so that one kernel serves groups of every size.
-void Spread(const float* scale, int64_t groups, int64_t cols, float* columns) {
+void Spread(const ConstMatrix& scale_G, int64_t cols, float* columns) {
+  if (scale_G.data == nullptr) {
+    std::fill_n(columns, cols, 1.0f);
+    return;
+  }
+  const int64_t groups = scale_G.cols;
   DEEPNET_CHECK(groups >= 1 && cols % groups == 0) << cols << " columns, " << groups << " groups";
-  const int64_t size = cols / groups;
   for (int64_t g = 0; g < groups; ++g) {
-    std::fill_n(columns + g * size, size, scale != nullptr ? scale[g] : 1.0f);
+    std::fill_n(columns + g * (cols / groups), cols / groups,
+                static_cast<const float*>(scale_G.data)[g]);
   }
 }
 
@@ -63,37 +68,39 @@ void Cast(Cpu& cpu, ConstMatrix from, Matrix to) {
                [&](int64_t begin, int64_t end, int) { kernels.cast(from, to, begin, end); });
 }
 
-void ScaleShiftForward(Cpu& cpu, const ScaleShiftForwardArgs& args) {
-  CheckElements(args.x, args.y);
-  float* columns = cpu.scratch.Reserve(args.x.cols);
-  Spread(args.scale, args.groups, args.x.cols, columns);
-  const float shift = args.shift != nullptr ? *args.shift : 0.0f;
-  ForRowBlocks(cpu.pool, args.x.rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.scale_shift_forward(args.x, columns, shift, args.y, begin, end);
+void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args) {
+  CheckElements(args.x_RD, args.y_RD);
+  float* columns = cpu.scratch.Reserve(args.x_RD.cols);
+  Spread(args.scale_G, args.x_RD.cols, columns);
+  const float shift = args.shift_1 != nullptr ? *args.shift_1 : 0.0f;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.scale_shift_forward(args.x_RD, columns, shift, args.y_RD, begin, end);
   });
 }
 
-void ScaleShiftBackward(Cpu& cpu, const ScaleShiftBackwardArgs& args) {
-  CheckElements(args.dy, args.x, args.dx);
-  const int64_t rows = args.dy.rows, cols = args.dy.cols;
-  const int64_t num_blocks = (rows + kRowsPerBlock - 1) / kRowsPerBlock;
+void ScaleShiftBackward(Cpu& cpu, const ScaleShiftGradArgs& args) {
+  const ConstMatrix x = args.scale_G.data != nullptr ? args.x_RD : ConstMatrix();
+  CheckElements(args.dy_RD, x, args.dx_RD);
+  const int64_t cols = args.dy_RD.cols;
+  const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * cols;
   float* columns = cpu.scratch.Reserve(cols + (num_blocks + 1) * partial_size);
   float* sums = columns + cols;  // [scale, shift][cols]
   float* partials = sums + partial_size;
-  Spread(args.scale, args.groups, cols, columns);
-  const float shift = args.shift != nullptr ? *args.shift : 0.0f;
-  ForRowBlocks(cpu.pool, rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.scale_shift_backward(args.dy, args.x, columns, shift, args.dx, begin, end,
+  Spread(args.scale_G, cols, columns);
+  const float shift = args.shift_1 != nullptr ? *args.shift_1 : 0.0f;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.scale_shift_backward(args.dy_RD, x, columns, shift, args.dx_RD, begin,
+                                               end,
                                                partials + begin / kRowsPerBlock * partial_size);
   });
   std::fill_n(sums, partial_size, 0.0f);
   cpu.table.elementwise.fold_rows(partials, num_blocks, partial_size, sums, partial_size);
-  if (args.d_scale != nullptr) AddGroups(sums, cols, args.groups, args.d_scale);
-  if (args.d_shift == nullptr) return;
+  if (args.dscale_G != nullptr) AddGroups(sums, cols, args.scale_G.cols, args.dscale_G);
+  if (args.dshift_1 == nullptr) return;
   float total = 0.0f;
   AddGroups(sums + cols, cols, 1, &total);
-  *args.d_shift -= total;
+  *args.dshift_1 -= total;
 }
 
 }  // namespace deepnet::native

@@ -21,31 +21,35 @@ void GeluBackward(Cpu& cpu, ConstMatrix x, ConstMatrix dy, Matrix dx);
 // to = from, converted if the elements differ: float32 -> bfloat16 rounds to nearest even.
 void Cast(Cpu& cpu, ConstMatrix from, Matrix to);
 
-// y = scale * (x - shift): trained factors on columns and a trained number, which residual schemes
-// put on streams, branches and heads (docs/design/residuals.md).
-struct ScaleShiftForwardArgs {
-  ConstMatrix x = {};
-  const float* scale = nullptr;  // [groups], one for each cols / groups neighbours; null: 1
-  int64_t groups = 1;            // divides the columns
-  const float* shift = nullptr;  // [1]; null: 0
-  Matrix y = {};                 // of either element; may be x
+// y = scale * (x - shift): trained factors for equal groups of columns (one for all, for each head,
+// for each feature) and one trained number (docs/design/residuals.md).
+template <typename T>
+struct ScaleShiftArgsOf {
+  int64_t rows = 0;
+  typename T::In x_RD = {};           // residual or operand
+  typename T::In scale_G = {};        // residual; G divides D; undefined: 1
+  typename T::InFloats shift_1 = {};  // residual; undefined: 0
+  typename T::Out y_RD = {};          // out, residual or operand; may be x_RD
 };
+using ScaleShiftArgs = ScaleShiftArgsOf<Pointers>;
 
-void ScaleShiftForward(Cpu& cpu, const ScaleShiftForwardArgs& args);
+void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args);
 
-struct ScaleShiftBackwardArgs {
-  ConstMatrix dy = {};
-  ConstMatrix x = {};  // as it went in; data null where there is no scale
-  const float* scale = nullptr;
-  int64_t groups = 1;
-  const float* shift = nullptr;
-  Matrix dx = {};            // scale * dy; may be dy
-  float* d_scale = nullptr;  // [groups], added to; null where there is no scale
-  float* d_shift = nullptr;  // [1], added to; null where there is none
+template <typename T>
+struct ScaleShiftGradArgsOf {
+  int64_t rows = 0;
+  typename T::In dy_RD = {};  // residual or operand
+  typename T::In x_RD = {};   // as given to ScaleShift; read where there is a scale
+  typename T::In scale_G = {};
+  typename T::InFloats shift_1 = {};
+  typename T::Out dx_RD = {};        // out, of dy's type; may be dy_RD
+  typename T::Floats dscale_G = {};  // +=, residual; undefined where there is no scale
+  typename T::Floats dshift_1 = {};  // +=, residual; undefined where there is none
 };
+using ScaleShiftGradArgs = ScaleShiftGradArgsOf<Pointers>;
 
 // The gradients of scale and shift are summed over blocks of kRowsPerBlock rows, over the blocks in
 // order, then over the columns of a group in order: the same bits for any number of threads.
-void ScaleShiftBackward(Cpu& cpu, const ScaleShiftBackwardArgs& args);
+void ScaleShiftBackward(Cpu& cpu, const ScaleShiftGradArgs& args);
 
 }  // namespace deepnet::native

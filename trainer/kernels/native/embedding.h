@@ -8,40 +8,41 @@
 
 namespace deepnet::native {
 
-// x = Dropout(scale * table[id] + positions[position]) for each row.
-struct EmbedForwardArgs {
-  int64_t rows = 0;
-  int64_t width = 0;
-  int64_t vocabulary = 0;
-  const int32_t* ids = nullptr;      // [rows]; -1: a padded row, which becomes 0
-  RowIds row_ids = {};               // position is always read, pair if dropout.rate > 0
-  ConstMatrix table = {};            // [vocabulary, width]
-  float scale = 1.0f;                // usually sqrt(width)
-  const float* positions = nullptr;  // [max_positions, width], sinusoidal or learned; null: none
-  int64_t max_positions = 0;         // every row's position is below it
+// x = Dropout(scale * table[token] + positions[position]) for each row; a token -1 is a padded row,
+// which becomes 0.
+template <typename T>
+struct EmbedArgsOf {
+  typename T::Rows rows = {};
+  typename T::In table_VD = {};      // residual; kernels: of any element
+  typename T::In positions_PD = {};  // residual, without gaps; kernels: undefined: 0
+  typename T::Real scale = 1.0;
   DropoutSite dropout = {};
-  float* x = nullptr;       // [rows, width]; may be null
-  Matrix x_operand = {};    // the same as an operand; data may be null
-  uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; written if dropout.rate > 0
+  typename T::Floats x_RD = {};       // out, residual; kernels: null: not wanted
+  typename T::Out x_operand_RD = {};  // out, operand; undefined or x_RD
+  typename T::Mask mask = {};         // out: as in ResidualNormArgs
 };
+using EmbedArgs = EmbedArgsOf<Pointers>;
 
-void EmbedForward(Cpu& cpu, const EmbedForwardArgs& args);
+void EmbedForward(Cpu& cpu, const EmbedArgs& args);
 
-// grad[index[r]] += scale * keep(dx[r]) for each row r. The rows of one index are added in the
-// order of r, by one thread: the same bits for any number of threads.
-struct EmbedBackwardArgs {
-  int64_t rows = 0;
-  int64_t width = 0;
-  const int32_t* index =
-      nullptr;                // [rows]: token ids, or positions where those are learned; -1: skip
-  int64_t num_indices = 0;    // every index is below it
-  const float* dx = nullptr;  // [rows, width]
-  double rate = 0.0;          // dropout of the forward pass
-  const uint8_t* mask = nullptr;  // read if rate > 0
-  float scale = 1.0f;             // as in the forward pass for tokens; 1 for positions
-  float* grad = nullptr;          // [num_indices, width]
+template <typename T>
+struct EmbedGradArgsOf {
+  typename T::Rows rows = {};
+  typename T::In dx_RD = {};  // residual, without gaps; an Ops may overwrite it by its masked form
+  typename T::Real scale = 1.0;
+  double dropout_rate = 0.0;
+  typename T::InMask mask = {};
+  typename T::Out dtable_VD = {};      // +=, residual, without gaps
+  typename T::Out dpositions_PD = {};  // likewise; undefined where positions are fixed
 };
+using EmbedGradArgs = EmbedGradArgsOf<Pointers>;
 
-void EmbedBackward(Cpu& cpu, const EmbedBackwardArgs& args);
+// dtable[token of r] += scale * keep(dx[r]) for each row r whose token is not -1, and nothing to
+// dpositions. The rows of one token are added in the order of r, by one thread: the same bits for
+// any number of threads.
+void EmbedBackward(Cpu& cpu, const EmbedGradArgs& args);
+
+// Returns the arguments that add the rows of each position to dpositions, as the table's.
+EmbedGradArgs OfPositions(const EmbedGradArgs& args);
 
 }  // namespace deepnet::native

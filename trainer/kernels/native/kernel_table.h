@@ -107,12 +107,12 @@ struct ElementwiseTable {
   void (*apply_mask)(const Matrix& x, const uint8_t* mask, float scale, int64_t begin, int64_t end);
 
   // residual_norm.h. partial [2, width] receives the rows' sums of the gain's and bias's gradients.
-  void (*residual_norm_forward)(const ResidualNormForwardArgs& args, float keep_scale,
-                                int64_t begin, int64_t end);
+  void (*residual_norm_forward)(const ResidualNormArgs& args, float keep_scale, int64_t begin,
+                                int64_t end);
   void (*norm_output)(ConstMatrix xhat, const float* gain, const float* bias, Matrix y,
                       int64_t begin, int64_t end);
-  void (*residual_norm_backward)(const ResidualNormBackwardArgs& args, float keep_scale,
-                                 int64_t begin, int64_t end, float* partial);
+  void (*residual_norm_backward)(const ResidualNormGradArgs& args, float keep_scale, int64_t begin,
+                                 int64_t end, float* partial);
   // y[c] += x[0][c] + x[1][c] + ..., from the left.
   void (*fold_rows)(const float* x, int64_t rows, int64_t stride, float* y, int64_t cols);
 
@@ -134,9 +134,9 @@ struct ElementwiseTable {
 
   // attention.h. One (sentence, head); scratch of *_scratch floats for the longest sentence.
   int64_t (*attention_scratch)(int64_t max_keys, int64_t head_dim);
-  void (*attention_forward)(const AttentionForwardArgs& args, const DropoutStream& stream,
-                            int sentence, int head, float* scratch);
-  void (*attention_backward)(const AttentionBackwardArgs& args, const DropoutStream& stream,
+  void (*attention_forward)(const AttentionArgs& args, const DropoutStream& stream, int sentence,
+                            int head, float* scratch);
+  void (*attention_backward)(const AttentionGradArgs& args, const DropoutStream& stream,
                              int sentence, int head, float* scratch);
   // Scratch of the length and of head_dim for each head, both rounded up to 16 floats.
   void (*decode_attention)(const DecodeAttentionArgs& args, int64_t row, float* scratch);
@@ -146,8 +146,8 @@ struct ElementwiseTable {
   void (*log_softmax)(const float* logits, int64_t n, float* y);
 
   // embedding.h. embed_backward: rows order[0..n) all have the same index.
-  void (*embed_forward)(const EmbedForwardArgs& args, float keep_scale, int64_t begin, int64_t end);
-  void (*embed_backward)(const EmbedBackwardArgs& args, float keep_scale, const int32_t* order,
+  void (*embed_forward)(const EmbedArgs& args, float keep_scale, int64_t begin, int64_t end);
+  void (*embed_backward)(const EmbedGradArgs& args, float keep_scale, const int32_t* order,
                          int64_t n);
 
   // adam.h

@@ -1,8 +1,10 @@
-// Views of row-major matrices. Plain data: also included by the files that are compiled once per
-// instruction set.
+// Views of row-major matrices, and of what arguments of kernels are made besides. Plain data: also
+// included by the files that are compiled once per instruction set.
 #pragma once
 
 #include <cstdint>
+
+#include "trainer/kernels/packed_rows.h"
 
 namespace deepnet::native {
 
@@ -27,6 +29,21 @@ struct Matrix {
   int64_t stride = 0;
 
   operator ConstMatrix() const { return {data, element, rows, cols, stride}; }  // NOLINT
+};
+
+// Operations declare their arguments once, in templates over the types of what is in memory: those
+// here are for kernels, and Tensors (trainer/kernels/ops.h) has LibTorch's for layers, of which
+// ArgsOf (trainer/kernels/native_args.h) makes the kernels'. A matrix has all rows of its memory;
+// how many of them are real is an argument beside it.
+struct Pointers {
+  using In = ConstMatrix;  // data null: undefined
+  using Out = Matrix;
+  using InFloats = const float*;  // float32 without gaps; null: undefined
+  using Floats = float*;
+  using InMask = const uint8_t*;  // uint8 [R, MaskBytes(D)], see dropout.h
+  using Mask = uint8_t*;
+  using Rows = PackedRows;
+  using Real = float;
 };
 
 }  // namespace deepnet::native

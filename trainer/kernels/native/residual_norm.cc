@@ -11,19 +11,20 @@
 
 namespace deepnet::native {
 
-void ResidualNormForward(Cpu& cpu, const ResidualNormForwardArgs& args) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
+void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args) {
+  const int64_t width = args.width();
+  DEEPNET_CHECK(width <= kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;  // arrays of no rows may have no address
-  DEEPNET_CHECK(args.x != nullptr || args.branch.data != nullptr);
-  CheckElements(args.branch, args.y_operand);
+  DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
+  CheckElements(args.branch_RD, args.y_operand_RD);
   const DropoutStream stream =
-      args.branch.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
+      args.branch_RD.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
   DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
   const ElementwiseTable& kernels = cpu.table.elementwise;
   ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
     if (stream.active()) {
-      const int64_t num_bytes = MaskBytes(args.width);
-      kernels.keep_bits(stream, args.ids.pair + begin, args.ids.position + begin, end - begin, 0,
+      const int64_t num_bytes = MaskBytes(width);
+      kernels.keep_bits(stream, args.ids.pairs + begin, args.ids.positions + begin, end - begin, 0,
                         num_bytes, args.mask + begin * num_bytes, num_bytes);
     }
     kernels.residual_norm_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
@@ -37,16 +38,18 @@ void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias
   });
 }
 
-void ResidualNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args) {
-  DEEPNET_CHECK(args.width >= 1 && args.width <= kMaxNormWidth) << "width " << args.width;
-  DEEPNET_CHECK(args.d_bias == nullptr || args.d_gain != nullptr);
-  CheckElements(args.d_branch);
+void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
+  const int64_t width = args.dy_RD.cols;
+  DEEPNET_CHECK(width >= 1 && width <= kMaxNormWidth) << "width " << width;
+  DEEPNET_CHECK(args.dy_RD.element == Element::kFloat32);
+  DEEPNET_CHECK(args.dbias_D == nullptr || args.dgain_D != nullptr);
+  CheckElements(args.dbranch_RD);
   const ElementwiseTable& kernels = cpu.table.elementwise;
-  const bool want_gain = args.d_gain != nullptr;
+  const bool want_gain = args.dgain_D != nullptr;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  const int64_t partial_size = 2 * args.width;
+  const int64_t partial_size = 2 * width;
   float* partials = want_gain ? cpu.scratch.Reserve(num_blocks * partial_size) : nullptr;
-  const float keep_scale = args.rate > 0.0 ? KeepScale(args.rate) : 0.0f;
+  const float keep_scale = args.dropout_rate > 0.0 ? KeepScale(args.dropout_rate) : 0.0f;
   ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
     float* partial = want_gain ? partials + begin / kRowsPerBlock * partial_size : nullptr;
     kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
@@ -54,11 +57,13 @@ void ResidualNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args) {
   if (!want_gain) return;
   // Partials are [block][gain, bias][width]: the columns are independent of each other.
   constexpr int64_t kColumnsPerBlock = 256;
-  ForBlocks(cpu.pool, args.width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
-    kernels.fold_rows(partials + begin, num_blocks, partial_size, args.d_gain + begin, end - begin);
-    if (args.d_bias == nullptr) return;
-    kernels.fold_rows(partials + args.width + begin, num_blocks, partial_size, args.d_bias + begin,
-                      end - begin);
+  ForBlocks(cpu.pool, width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
+    const auto fold = [&](const float* from, float* to) {
+      if (to == nullptr) return;
+      kernels.fold_rows(from + begin, num_blocks, partial_size, to + begin, end - begin);
+    };
+    fold(partials, args.dgain_D);
+    fold(partials + width, args.dbias_D);
   });
 }
 
@@ -75,10 +80,10 @@ Matrix View(float* x, int64_t rows, int64_t width) {
   return {x, Element::kFloat32, rows, width, width};
 }
 
-// Columns [begin, end): x becomes normalised.
-void NormalizeColumns(const ResidualNormForwardArgs& args, int64_t begin, int64_t end, float* x,
+// Columns [begin, end): x [args.rows, width] becomes normalised.
+void NormalizeColumns(const ResidualNormArgs& args, int64_t begin, int64_t end, float* x,
                       float* rstd) {
-  const int64_t rows = args.rows, width = args.width;
+  const int64_t rows = args.rows, width = args.width();
   const double count = static_cast<double>(rows), epsilon = args.epsilon;
   Columns mean = {}, variance = {};
   for (int64_t r = 0; r < rows; ++r) {
@@ -103,79 +108,80 @@ void NormalizeColumns(const ResidualNormForwardArgs& args, int64_t begin, int64_
 }
 
 // Columns [begin, end) of the gradient of the sum, and of gain and bias, which are added to.
-void BackwardColumns(const ResidualNormBackwardArgs& args, int64_t begin, int64_t end,
-                     float* dsum) {
+void BackwardColumns(const ResidualNormGradArgs& args, int64_t begin, int64_t end, float* dsum) {
   const double count = static_cast<double>(args.rows);
+  const int64_t width = args.dy_RD.cols;
+  const auto* const given = static_cast<const float*>(args.dy_RD.data);
+  const float* const xhat = args.state.xhat_RD;
   Columns gradient = {}, product = {};
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t c = begin; c < end; ++c) {
-      const double dy = args.dy[r * args.width + c];
+      const double dy = given[r * width + c];
       gradient[c - begin] += dy;
-      product[c - begin] += dy * args.xhat[r * args.width + c];
+      product[c - begin] += dy * xhat[r * width + c];
     }
   }
   for (int64_t c = begin; c < end; ++c) {
-    args.d_gain[c] += static_cast<float>(product[c - begin]);
-    if (args.d_bias != nullptr) args.d_bias[c] += static_cast<float>(gradient[c - begin]);
+    args.dgain_D[c] += static_cast<float>(product[c - begin]);
+    if (args.dbias_D != nullptr) args.dbias_D[c] += static_cast<float>(gradient[c - begin]);
   }
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t c = begin; c < end; ++c) {
-      const int64_t at = r * args.width + c;
-      const double centred = args.dy[at] - gradient[c - begin] / count;
-      const double slope = centred - args.xhat[at] * (product[c - begin] / count);
-      dsum[at] = static_cast<float>(slope * args.gain[c] * args.rstd[c]);
+      const int64_t at = r * width + c;
+      const double centred = given[at] - gradient[c - begin] / count;
+      const double slope = centred - xhat[at] * (product[c - begin] / count);
+      dsum[at] = static_cast<float>(slope * args.gain_D[c] * args.state.rstd[c]);
     }
   }
 }
 
 }  // namespace
 
-void BatchNormForward(Cpu& cpu, const ResidualNormForwardArgs& args) {
-  DEEPNET_CHECK(args.centred && args.gain != nullptr && args.sum == nullptr);
+void BatchNormForward(Cpu& cpu, const ResidualNormArgs& args) {
+  DEEPNET_CHECK(args.centred && args.gain_D != nullptr && args.sum_RD == nullptr);
   if (args.rows == 0) return;
-  const int64_t size = args.rows * args.width;
-  float* own = cpu.scratch.Reserve(size + args.width);
-  float* xhat = args.xhat != nullptr ? args.xhat : own;
-  float* rstd = args.rstd != nullptr ? args.rstd : own + size;
+  const int64_t width = args.width();
+  const int64_t size = args.rows * width;
+  float* own = cpu.scratch.Reserve(size + width);
+  float* xhat = args.state.xhat_RD != nullptr ? args.state.xhat_RD : own;
+  float* rstd = args.state.rstd != nullptr ? args.state.rstd : own + size;
 
-  ResidualNormForwardArgs sum = args;
-  sum.gain = sum.bias = nullptr;
-  sum.sum = xhat;
-  sum.y = sum.xhat = sum.rstd = nullptr;
-  sum.y_operand = {};
+  ResidualNormArgs sum = args;
+  sum.gain_D = nullptr;
+  sum.sum_RD = xhat;
   ResidualNormForward(cpu, sum);
-  ForBlocks(cpu.pool, args.width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, width, kBatchNormColumns, [&](int64_t begin, int64_t end, int) {
     NormalizeColumns(args, begin, end, xhat, rstd);
   });
-  const Matrix normal = View(xhat, args.rows, args.width);
-  if (args.y != nullptr) {
-    NormOutput(cpu, normal, args.gain, args.bias, View(args.y, args.rows, args.width));
+  const Matrix normal = View(xhat, args.rows, width);
+  if (args.y_RD != nullptr) {
+    NormOutput(cpu, normal, args.gain_D, args.bias_D, View(args.y_RD, args.rows, width));
   }
-  if (args.y_operand.data != nullptr) {
-    NormOutput(cpu, normal, args.gain, args.bias, args.y_operand);
+  if (args.y_operand_RD.data != nullptr) {
+    NormOutput(cpu, normal, args.gain_D, args.bias_D, args.y_operand_RD);
   }
 }
 
-void BatchNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args) {
-  DEEPNET_CHECK(args.centred && args.d_gain != nullptr);
+void BatchNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
+  DEEPNET_CHECK(args.centred && args.dgain_D != nullptr);
   if (args.rows == 0) return;
-  float* dsum = cpu.scratch.Reserve(args.rows * args.width);
-  ForBlocks(cpu.pool, args.width, kBatchNormColumns,
+  const int64_t width = args.dy_RD.cols;
+  float* dsum = cpu.scratch.Reserve(args.rows * width);
+  ForBlocks(cpu.pool, width, kBatchNormColumns,
             [&](int64_t begin, int64_t end, int) { BackwardColumns(args, begin, end, dsum); });
-  const Matrix gradient = View(dsum, args.rows, args.width);
-  if (args.d_residual != nullptr) {
-    ResidualNormForwardArgs dx = {.rows = args.rows,
-                                  .width = args.width,
-                                  .alpha = args.alpha,
-                                  .x = dsum,
-                                  .sum = args.d_residual};
-    if (args.accumulate_residual) dx.branch = View(args.d_residual, args.rows, args.width);
+  const Matrix gradient = View(dsum, args.rows, width);
+  if (args.dx_RD != nullptr) {
+    ResidualNormArgs dx = {
+        .rows = args.rows, .x_RD = gradient, .alpha = args.alpha, .sum_RD = args.dx_RD};
+    if (args.accumulate_dx) dx.branch_RD = View(args.dx_RD, args.rows, width);
     ResidualNormForward(cpu, dx);
   }
-  if (args.d_branch.data == nullptr) return;
-  if (args.dpast != nullptr) Add(cpu, args.dpast, dsum, args.rows * args.width);
-  Cast(cpu, gradient, args.d_branch);
-  if (args.rate > 0) DropoutBackward(cpu, args.rate, args.mask, args.d_branch);
+  if (args.dbranch_RD.data == nullptr) return;
+  if (args.dpast_RD != nullptr) Add(cpu, args.dpast_RD, dsum, args.rows * width);
+  Matrix dbranch = args.dbranch_RD;
+  dbranch.rows = args.rows;
+  Cast(cpu, gradient, dbranch);
+  if (args.dropout_rate > 0) DropoutBackward(cpu, args.dropout_rate, args.mask, dbranch);
 }
 
 }  // namespace deepnet::native

@@ -1,10 +1,11 @@
-// The residual step fused with LayerNorm, of which post-norm and pre-norm sub-layers are made:
+// The residual step fused with its norm, of which post-norm and pre-norm sub-layers are made:
 //
-//   sum = alpha * x + Dropout(branch)      y = LayerNorm(sum) * gain + bias
+//   y = N(sum) * gain + bias,  sum = alpha * x + Dropout(branch)           (DeepNet, section 2)
 //
-// Post-LN and DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. RMSNorm is
-// the same without subtracting the mean. All arithmetic is float32; matrices without a stride are
-// contiguous [rows, width].
+// N(s) = (s - mean) / sqrt(variance + epsilon), or where it is not centred s / sqrt(mean square +
+// epsilon): LayerNorm and RMSNorm, with mean and variance over the features of a row. Post-LN and
+// DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. All arithmetic is
+// float32; matrices of kernels have no gaps but for branch, y_operand, dbranch and, on a GPU, dy.
 #pragma once
 
 #include <cstdint>
@@ -16,68 +17,82 @@ namespace deepnet::native {
 
 inline constexpr int64_t kMaxNormWidth = 16384;
 
-struct ResidualNormForwardArgs {
-  int64_t rows = 0;
-  int64_t width = 0;  // 1..kMaxNormWidth
-  float alpha = 1.0f;
-  float epsilon = 1e-5f;
-  bool centred = true;          // false: RMSNorm
-  const float* x = nullptr;     // null: 0; there is a branch then
-  ConstMatrix branch = {};      // data null: no branch, no dropout
-  DropoutSite dropout = {};     // of the branch
-  RowIds ids = {};              // read if dropout.rate > 0
-  const float* gain = nullptr;  // [width]; null: only the sum is wanted, nothing is normalized
-  const float* bias = nullptr;  // [width]; null: 0
-  // Outputs; each may be null. sum and y may be x.
-  float* sum = nullptr;
-  float* y = nullptr;
-  Matrix y_operand = {};
-  // Kept for the backward pass; each may be null when there will be none.
-  float* xhat = nullptr;    // (sum - mean) * rstd, without the mean if not centred
-  float* rstd = nullptr;    // [rows]
-  uint8_t* mask = nullptr;  // [rows, MaskBytes(width)]; required if dropout.rate > 0
+// State of a normalisation for its backward pass.
+template <typename T>
+struct NormStateOf {
+  // Residual: (sum - mean) * rstd, without the mean if not centred.
+  typename T::Floats xhat_RD = {};
+  typename T::Floats rstd = {};  // residual: of each row or, over_rows, of each feature
 };
 
-void ResidualNormForward(Cpu& cpu, const ResidualNormForwardArgs& args);
+template <typename T>
+struct ResidualNormArgsOf {
+  int64_t rows = 0;
+  typename T::In x_RD = {};       // residual; undefined: 0; there is a branch then
+  typename T::In branch_RD = {};  // residual or operand; undefined: 0, nothing is dropped
+  typename T::Real alpha = 1.0;
+  DropoutSite dropout = {};          // of the branch
+  typename T::Rows ids = {};         // for dropout
+  bool centred = true;               // false: RMSNorm
+  bool over_rows = false;            // BatchNorm; only centred, with a gain, and without a sum
+  typename T::InFloats gain_D = {};  // residual; undefined: the sum alone, nothing is normalised
+  typename T::InFloats bias_D = {};  // residual; undefined: 0
+  typename T::Real epsilon = 1e-5;
+  // Outputs. What is undefined is not wanted; there is no state in inference.
+  typename T::Floats sum_RD = {};     // residual; may be x_RD; defined where there is no gain
+  typename T::Floats y_RD = {};       // residual; may be x_RD
+  typename T::Out y_operand_RD = {};  // operand
+  NormStateOf<T> state = {};
+  typename T::Mask mask = {};  // uint8 [R, ceil(D/8)], a bit is 1 where kept; where rate is not 0
+
+  // D of the kernels' arguments: 1..kMaxNormWidth.
+  [[gnu::always_inline]] constexpr int64_t width() const {
+    return x_RD.data != nullptr ? x_RD.cols : branch_RD.cols;
+  }
+};
+using ResidualNormArgs = ResidualNormArgsOf<Pointers>;
+
+void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args);
 
 // y = xhat * gain + bias: what the forward pass wrote, again, bit for bit. xhat [rows, width]
 // float32, y of either element; bias may be null.
 void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y);
 
-struct ResidualNormBackwardArgs {
+template <typename T>
+struct ResidualNormGradArgsOf {
   int64_t rows = 0;
-  int64_t width = 0;
-  float alpha = 1.0f;
-  double rate = 0.0;  // dropout of the forward pass
+  typename T::In dy_RD = {};  // residual or operand; kernels for CPUs and BatchNorm's: float32
+  NormStateOf<T> state = {};
+  typename T::Real alpha = 1.0;
+  double dropout_rate = 0.0;
+  typename T::InMask mask = {};
   bool centred = true;
-  const float* dy = nullptr;     // gradient of y
-  const float* dpast = nullptr;  // gradient that reaches the branch past the norm; null: none
-  const float* xhat = nullptr;
-  const float* rstd = nullptr;    // [rows]
-  const float* gain = nullptr;    // [width]
-  const uint8_t* mask = nullptr;  // read if rate > 0
-  // Outputs; each may be null.
-  float* d_residual = nullptr;       // gradient of x; may be dy
-  bool accumulate_residual = false;  // add to d_residual instead of overwriting it
-  Matrix d_branch = {};
-  float* d_gain = nullptr;  // [width], added to
-  float* d_bias = nullptr;  // the same; null also where there is no bias
+  bool over_rows = false;
+  typename T::InFloats gain_D = {};
+  typename T::InFloats dpast_RD = {};  // residual: reaches the branch past the norm; undefined: 0
+  // What is undefined is not wanted.
+  typename T::Floats dx_RD = {};    // out, residual: alpha * dsum; may be dy_RD
+  bool accumulate_dx = false;       // add to dx instead
+  typename T::Out dbranch_RD = {};  // out, operand; may be dy_RD
+  typename T::Floats dgain_D = {};  // +=, residual
+  typename T::Floats dbias_D = {};  // +=, residual; undefined: there is no bias
 };
+using ResidualNormGradArgs = ResidualNormGradArgsOf<Pointers>;
 
 // The gradients of gain and bias are summed over blocks of kRowsPerBlock rows, then over the blocks
 // in order: the same bits for any number of threads.
-void ResidualNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args);
+void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args);
 
 // The same step with BatchNorm (Ioffe & Szegedy, 2015): mean and variance of each column over the
 // rows instead of each row over the columns, always those of the rows given. A contrast for
 // studies, not a fast path: several sweeps, plain loops.
 //
-// `args` as in ResidualNormForward, except: always centred, gain given, no sum wanted, rstd
-// [width]. Statistics are summed in double precision, each column over the rows in order: the same
-// bits for any number of threads and any instruction set.
-void BatchNormForward(Cpu& cpu, const ResidualNormForwardArgs& args);
+// `args` as in ResidualNormForward, except for over_rows. Statistics are summed in double
+// precision, each column over the rows in order: the same bits for any number of threads and any
+// instruction set.
+void BatchNormForward(Cpu& cpu, const ResidualNormArgs& args);
 
-// `args` as in ResidualNormBackward, except: rstd [width], d_gain wanted.
-void BatchNormBackward(Cpu& cpu, const ResidualNormBackwardArgs& args);
+// `args` as in ResidualNormBackward, except: rstd [D], dgain_D wanted.
+void BatchNormBackward(Cpu& cpu, const ResidualNormGradArgs& args);
 
 }  // namespace deepnet::native

@@ -118,13 +118,21 @@ class Attention : public ::testing::TestWithParam<Case> {
     };
   }
 
-  AttentionShape shape() const {
-    return {static_cast<int>(c_.q_offsets.size()) - 1,
-            c_.q_offsets.data(),
-            c_.k_offsets.data(),
-            c_.heads,
-            c_.head_dim,
-            c_.causal};
+  AttentionArgs Args(float* log_sum_exp, Operand& context) {
+    PackedRows queries = ids_.rows(), keys = {.count = k_rows_};
+    queries.num_sentences = static_cast<int>(c_.q_offsets.size()) - 1;
+    queries.offsets = c_.q_offsets.data();
+    keys.offsets = c_.k_offsets.data();
+    return {.q_RD = q_.view(),
+            .k_RD = k_.view(),
+            .v_RD = v_.view(),
+            .queries = queries,
+            .keys = keys,
+            .heads = c_.heads,
+            .causal = c_.causal,
+            .dropout = key_,
+            .context_RD = context.view(),
+            .log_sum_exp_RH = log_sum_exp};
   }
 
   Case c_;
@@ -139,30 +147,16 @@ TEST_P(Attention, ForwardAndBackwardAreTheDefinition) {
   oracle_.Run();
   const double tolerance = Tolerance(c_.element);
   ForEachIsaAndThreads([&](Cpu& cpu) {
-    const RowIds ids = {ids_.pair.data(), ids_.position.data()};
     Operand context(c_.element, q_rows_, width_, 4);
     std::vector<float> lse(q_rows_ * c_.heads);
-    AttentionForward(cpu, {.shape = shape(),
-                           .q = q_.view(),
-                           .k = k_.view(),
-                           .v = v_.view(),
-                           .dropout = key_,
-                           .q_ids = ids,
-                           .context = context.view(),
-                           .lse = lse.data()});
+    AttentionForward(cpu, Args(lse.data(), context));
     Operand dq(c_.element, q_rows_, width_, 1), dk(c_.element, k_rows_, width_, 2);
     Operand dv(c_.element, k_rows_, width_, 3);
-    AttentionBackward(cpu, {.shape = shape(),
-                            .q = q_.view(),
-                            .k = k_.view(),
-                            .v = v_.view(),
-                            .lse = lse.data(),
-                            .d_context = d_context_.view(),
-                            .dropout = key_,
-                            .q_ids = ids,
-                            .dq = dq.view(),
-                            .dk = dk.view(),
-                            .dv = dv.view()});
+    AttentionBackward(cpu, {.forward = Args(lse.data(), context),
+                            .dcontext_RD = d_context_.view(),
+                            .dq_RD = dq.view(),
+                            .dk_RD = dk.view(),
+                            .dv_RD = dv.view()});
     EXPECT_LT(RelativeError(context.Values(), oracle_.context), tolerance);
     EXPECT_LT(RelativeError(Doubles(lse), oracle_.lse), 1e-5);
     EXPECT_LT(RelativeError(dq.Values(), oracle_.dq), tolerance);
@@ -230,13 +224,15 @@ TEST(AttentionRange, LargeScoresDoNotOverflow) {
   Operand v = Operand::Of(Element::kFloat32, 4, 4, std::vector<float>(16, 2.0f));
   Operand context(Element::kFloat32, 4, 4);
   std::vector<float> lse(4);
+  const PackedRows rows = {.count = 4, .num_sentences = 1, .offsets = offsets.data()};
   Cpu cpu(1);
-  AttentionForward(cpu, {.shape = {1, offsets.data(), offsets.data(), 1, 4, false},
-                         .q = q.view(),
-                         .k = q.view(),
-                         .v = v.view(),
-                         .context = context.view(),
-                         .lse = lse.data()});
+  AttentionForward(cpu, {.q_RD = q.view(),
+                         .k_RD = q.view(),
+                         .v_RD = v.view(),
+                         .queries = rows,
+                         .keys = rows,
+                         .context_RD = context.view(),
+                         .log_sum_exp_RH = lse.data()});
   EXPECT_LT(RelativeError(context.Values(), std::vector<double>(16, 2.0)), 1e-6);
 }
 
@@ -287,27 +283,26 @@ TEST(DecodeAttention, IsTheLastQueryOfTheCausalOneAndEachRowStandsAlone) {
       }
       ForEachIsaAndThreads([&](Cpu& cpu) {
         Operand together(element, rows, width, 1), alone(element, rows, width, 1);
-        DecodeAttentionArgs args = {.heads = heads,
-                                    .head_dim = head_dim,
-                                    .q = q.view(),
-                                    .keys = keys.view(),
-                                    .values = values.view(),
+        DecodeAttentionArgs args = {.rows = rows,
+                                    .q_RD = q.view(),
+                                    .keys_ND = keys.view(),
+                                    .values_ND = values.view(),
                                     .index = index.data(),
                                     .index_stride = index_stride,
                                     .lengths = lengths.data(),
-                                    .context = together.view()};
+                                    .heads = heads,
+                                    .context_RD = together.view()};
         DecodeAttention(cpu, args);
         EXPECT_LT(RelativeError(together.Values(), expected), Tolerance(element));
         EXPECT_TRUE(together.MarginIsUntouched());
         const int64_t bytes = element == Element::kFloat32 ? 4 : 2;
         for (int64_t r = 0; r < rows; ++r) {
-          args.q = q.view();
-          args.q.rows = 1;
-          args.q.data = static_cast<const char*>(args.q.data) + r * args.q.stride * bytes;
-          args.context = alone.view();
-          args.context.rows = 1;
-          args.context.data =
-              static_cast<char*>(args.context.data) + r * args.context.stride * bytes;
+          args.rows = 1;
+          args.q_RD = q.view();
+          args.q_RD.data = static_cast<const char*>(args.q_RD.data) + r * args.q_RD.stride * bytes;
+          args.context_RD = alone.view();
+          args.context_RD.data =
+              static_cast<char*>(args.context_RD.data) + r * args.context_RD.stride * bytes;
           args.index = index.data() + r * index_stride;
           args.lengths = lengths.data() + r;
           DecodeAttention(cpu, args);

@@ -24,7 +24,7 @@ constexpr DropoutSite kFarKey = {.seed = 0xDEADBEEF12345678,
 std::vector<uint8_t> MaskOfOneRow(const DropoutSite& key, uint32_t pair, uint32_t position) {
   Cpu cpu(1);
   std::vector<uint8_t> mask(12);
-  DropoutMask(cpu, key, {&pair, &position}, 1, 96, mask.data());
+  DropoutMask(cpu, key, {.positions = &position, .pairs = &pair}, 1, 96, mask.data());
   return mask;
 }
 
@@ -44,7 +44,7 @@ TEST(Dropout, VectorMasksEqualTheScalarDefinition) {
     const Ids ids(rows);
     ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<uint8_t> mask(rows * MaskBytes(cols));
-      DropoutMask(cpu, kFarKey, {ids.pair.data(), ids.position.data()}, rows, cols, mask.data());
+      DropoutMask(cpu, kFarKey, ids.rows(), rows, cols, mask.data());
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t c = 0; c < cols; ++c) {
           const bool keep = mask[r * MaskBytes(cols) + c / 8] >> (c % 8) & 1;
@@ -81,7 +81,7 @@ TEST(Dropout, KeepsTheAskedShareOfElements) {
     DropoutSite key = kFirstKey;
     key.rate = rate;
     std::vector<uint8_t> mask(rows * MaskBytes(cols));
-    DropoutMask(cpu, key, {ids.pair.data(), ids.position.data()}, rows, cols, mask.data());
+    DropoutMask(cpu, key, ids.rows(), rows, cols, mask.data());
     int64_t kept = 0;
     for (const uint8_t byte : mask) kept += std::popcount(byte);
     const double n = static_cast<double>(rows * cols);
@@ -101,7 +101,7 @@ TEST(Dropout, ScalesWhatItKeepsForwardAndBackward) {
         const Operand original = x;
         Operand dx = x;
         std::vector<uint8_t> mask(rows * MaskBytes(cols));
-        DropoutForward(cpu, kFarKey, {ids.pair.data(), ids.position.data()}, x.view(), mask.data());
+        DropoutForward(cpu, kFarKey, ids.rows(), x.view(), mask.data());
         DropoutBackward(cpu, kFarKey.rate, mask.data(), dx.view());
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t c = 0; c < cols; ++c) {
@@ -121,7 +121,7 @@ TEST(Dropout, RateZeroLeavesEverythingAlone) {
   Operand x = Operand::Of(Element::kFloat32, 2, 9, testing::RandomFloats(18, 1));
   const std::vector<double> before = x.Values();
   Cpu cpu(1);
-  DropoutForward(cpu, DropoutSite{}, RowIds{}, x.view(), nullptr);
+  DropoutForward(cpu, DropoutSite{}, PackedRows{}, x.view(), nullptr);
   DropoutBackward(cpu, 0.0, nullptr, x.view());
   EXPECT_EQ(x.Values(), before);
 }

@@ -24,8 +24,8 @@ inline bool KeepElement(const DropoutSite& key, uint32_t pair, uint32_t position
 }
 
 // mask [rows, MaskBytes(cols)] for features 0..cols-1. Bits past cols are unspecified.
-inline void DropoutMask(Cpu& cpu, const DropoutSite& key, RowIds ids, int64_t rows, int64_t cols,
-                        uint8_t* mask) {
+inline void DropoutMask(Cpu& cpu, const DropoutSite& key, const PackedRows& ids, int64_t rows,
+                        int64_t cols, uint8_t* mask) {
   std::vector<float> x(rows * cols);
   DropoutForward(cpu, key, ids, {x.data(), Element::kFloat32, rows, cols, cols}, mask);
 }

@@ -38,6 +38,12 @@ class Embedding : public ::testing::TestWithParam<Case> {
     return KeepElement(key_, ids_.pair[row], ids_.position[row], c) ? 1.0 / (1.0 - key_.rate) : 0.0;
   }
 
+  PackedRows Rows() const {
+    PackedRows rows = ids_.rows();
+    rows.tokens = tokens_.data();
+    return rows;
+  }
+
   Ids ids_;
   std::vector<int32_t> tokens_;  // some are -1
   DropoutSite key_ = {.seed = 8, .step = 1, .site = 1};
@@ -61,18 +67,13 @@ TEST_P(Embedding, ForwardIsTheDefinition) {
     std::vector<float> x(rows * width);
     std::vector<uint8_t> mask(rows * MaskBytes(width));
     Operand operand(element, rows, width, 3);
-    EmbedForward(cpu, {.rows = rows,
-                       .width = width,
-                       .vocabulary = vocabulary,
-                       .ids = tokens_.data(),
-                       .row_ids = {ids_.pair.data(), ids_.position.data()},
-                       .table = table_operand.view(),
+    EmbedForward(cpu, {.rows = Rows(),
+                       .table_VD = table_operand.view(),
+                       .positions_PD = testing::Floats(positions, width),
                        .scale = kScale,
-                       .positions = positions.data(),
-                       .max_positions = 5,
                        .dropout = key_,
-                       .x = x.data(),
-                       .x_operand = operand.view(),
+                       .x_RD = x.data(),
+                       .x_operand_RD = operand.view(),
                        .mask = mask.data()});
     EXPECT_LT(RelativeError(Doubles(x), expected), 1e-6);
     EXPECT_LT(RelativeError(operand.Values(), expected), testing::Tolerance(element));
@@ -95,16 +96,13 @@ TEST_P(Embedding, BackwardAddsTheRowsOfEachToken) {
   ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> grad(vocabulary * width, 1.0f);
     std::vector<uint8_t> mask(rows * MaskBytes(width));
-    DropoutMask(cpu, key_, {ids_.pair.data(), ids_.position.data()}, rows, width, mask.data());
-    EmbedBackward(cpu, {.rows = rows,
-                        .width = width,
-                        .index = tokens_.data(),
-                        .num_indices = vocabulary,
-                        .dx = dx.data(),
-                        .rate = key_.rate,
-                        .mask = mask.data(),
+    DropoutMask(cpu, key_, ids_.rows(), rows, width, mask.data());
+    EmbedBackward(cpu, {.rows = Rows(),
+                        .dx_RD = testing::Floats(dx, width),
                         .scale = kScale,
-                        .grad = grad.data()});
+                        .dropout_rate = key_.rate,
+                        .mask = mask.data(),
+                        .dtable_VD = testing::Floats(grad, width)});
     EXPECT_LT(RelativeError(Doubles(grad), expected), 1e-5);
     return Doubles(grad);
   });
@@ -122,12 +120,8 @@ TEST(EmbeddingDeathTest, NamesTheRowOfAWrongId) {
   const int32_t id = 9;
   const uint32_t position = 0;
   Operand operand = Operand::Of(Element::kFloat32, 4, 4, std::vector<float>(16));
-  EXPECT_DEATH(EmbedForward(cpu, {.rows = 1,
-                                  .width = 4,
-                                  .vocabulary = 4,
-                                  .ids = &id,
-                                  .row_ids = {nullptr, &position},
-                                  .table = operand.view()}),
+  EXPECT_DEATH(EmbedForward(cpu, {.rows = {.count = 1, .tokens = &id, .positions = &position},
+                                  .table_VD = operand.view()}),
                "row 0 has id 9 of 4");
 }
 

@@ -156,7 +156,20 @@ struct Ids {
       position[r] = static_cast<uint32_t>(r % 5);
     }
   }
+  PackedRows rows() const {
+    return {.count = static_cast<int64_t>(pair.size()),
+            .positions = position.data(),
+            .pairs = pair.data()};
+  }
   std::vector<uint32_t> pair, position;
 };
+
+// `x` as a matrix without gaps.
+inline ConstMatrix Floats(const std::vector<float>& x, int64_t cols) {
+  return {x.data(), Element::kFloat32, static_cast<int64_t>(x.size()) / cols, cols, cols};
+}
+inline Matrix Floats(std::vector<float>& x, int64_t cols) {
+  return {x.data(), Element::kFloat32, static_cast<int64_t>(x.size()) / cols, cols, cols};
+}
 
 }  // namespace deepnet::native::testing

@@ -31,8 +31,8 @@ struct NormKernels {
   float alpha = 1.0f;
   double sum_rounding = 0.0;  // relative errors, at most
   double rounding = 0.0;
-  std::function<void(Cpu&, const ResidualNormForwardArgs&)> forward;
-  std::function<void(Cpu&, const ResidualNormBackwardArgs&)> backward;
+  std::function<void(Cpu&, const ResidualNormArgs&)> forward;
+  std::function<void(Cpu&, const ResidualNormGradArgs&)> backward;
 };
 
 // The definition, in double precision.
@@ -165,44 +165,40 @@ class NormRig {
                  std::vector<float>(kernels_.over_columns ? width_ : rows_),
                  std::vector<uint8_t>(rows_ * MaskBytes(width_)),
                  Operand(case_.element, rows_, width_, 2)};
-    ResidualNormForwardArgs args = {.rows = rows_,
-                                    .width = width_,
-                                    .alpha = kernels_.alpha,
-                                    .x = x_.data(),
-                                    .dropout = key_,
-                                    .ids = {ids_.pair.data(), ids_.position.data()},
-                                    .gain = gain_.data(),
-                                    .bias = bias_.data(),
-                                    .sum = kernels_.gives_sum ? kept.sum.data() : nullptr,
-                                    .y = kept.y.data(),
-                                    .y_operand = kept.y_operand.view(),
-                                    .xhat = trains ? kept.xhat.data() : nullptr,
-                                    .rstd = trains ? kept.rstd.data() : nullptr,
-                                    .mask = kept.mask.data()};
-    if (case_.has_branch) args.branch = branch_.view();
+    ResidualNormArgs args = {.rows = rows_,
+                             .x_RD = Floats(x_, width_),
+                             .alpha = kernels_.alpha,
+                             .dropout = key_,
+                             .ids = ids_.rows(),
+                             .gain_D = gain_.data(),
+                             .bias_D = bias_.data(),
+                             .sum_RD = kernels_.gives_sum ? kept.sum.data() : nullptr,
+                             .y_RD = kept.y.data(),
+                             .y_operand_RD = kept.y_operand.view(),
+                             .mask = kept.mask.data()};
+    if (trains) args.state = {kept.xhat.data(), kept.rstd.data()};
+    if (case_.has_branch) args.branch_RD = branch_.view();
     kernels_.forward(cpu, args);
     return kept;
   }
 
   // Added to 1, 2 and 3, which are taken off again.
-  Gradients Backward(Cpu& cpu, const Kept& kept) {
+  Gradients Backward(Cpu& cpu, Kept kept) {
     Gradients got = {std::vector<float>(rows_ * width_, 1.0f), std::vector<float>(width_, 2.0f),
                      std::vector<float>(width_, 3.0f), Operand(case_.element, rows_, width_, 1)};
     kernels_.backward(cpu, {.rows = rows_,
-                            .width = width_,
+                            .dy_RD = Floats(dy_, width_),
+                            .state = {kept.xhat.data(), kept.rstd.data()},
                             .alpha = kernels_.alpha,
-                            .rate = case_.has_branch ? key_.rate : 0.0,
-                            .dy = dy_.data(),
-                            .dpast = dpast_.data(),
-                            .xhat = kept.xhat.data(),
-                            .rstd = kept.rstd.data(),
-                            .gain = gain_.data(),
+                            .dropout_rate = case_.has_branch ? key_.rate : 0.0,
                             .mask = kept.mask.data(),
-                            .d_residual = got.dx.data(),
-                            .accumulate_residual = true,
-                            .d_branch = case_.has_branch ? got.branch.view() : Matrix{},
-                            .d_gain = got.gain.data(),
-                            .d_bias = got.bias.data()});
+                            .gain_D = gain_.data(),
+                            .dpast_RD = dpast_.data(),
+                            .dx_RD = got.dx.data(),
+                            .accumulate_dx = true,
+                            .dbranch_RD = case_.has_branch ? got.branch.view() : Matrix{},
+                            .dgain_D = got.gain.data(),
+                            .dbias_D = got.bias.data()});
     for (float& v : got.dx) v -= 1.0f;
     for (float& v : got.gain) v -= 2.0f;
     for (float& v : got.bias) v -= 3.0f;
@@ -238,6 +234,7 @@ namespace deepnet::native {
 namespace {
 
 using testing::Doubles;
+using testing::Floats;
 using testing::ForEachIsaAndThreads;
 using testing::NormCase;
 using testing::NormRig;
@@ -251,8 +248,7 @@ class ResidualNorm : public ::testing::TestWithParam<NormCase> {
       {.alpha = 3.4157f,  // of 100 + 100 layers
        .sum_rounding = 1e-6,
        .rounding = 1e-5,
-       .forward = [](Cpu& cpu,
-                     const ResidualNormForwardArgs& args) { ResidualNormForward(cpu, args); },
+       .forward = [](Cpu& cpu, const ResidualNormArgs& args) { ResidualNormForward(cpu, args); },
        .backward = ResidualNormBackward}};
 };
 
@@ -279,14 +275,13 @@ TEST(ResidualNormMemory, InPlaceAndBareOutputsGiveTheSameNumbers) {
   Cpu cpu(2);
   std::vector<float> separate(rows * width);
   std::vector<float> x = RandomFloats(rows * width, 8);
-  ResidualNormForwardArgs args = {.rows = rows,
-                                  .width = width,
-                                  .x = x.data(),
-                                  .gain = gain.data(),
-                                  .bias = bias.data(),
-                                  .y = separate.data()};
+  ResidualNormArgs args = {.rows = rows,
+                           .x_RD = Floats(x, width),
+                           .gain_D = gain.data(),
+                           .bias_D = bias.data(),
+                           .y_RD = separate.data()};
   ResidualNormForward(cpu, args);
-  args.y = x.data();
+  args.y_RD = x.data();
   ResidualNormForward(cpu, args);
   EXPECT_EQ(x, separate);
 }
@@ -299,14 +294,12 @@ TEST(NormOutput, MakesTheForwardResultAgainBitForBit) {
     Operand y(Element::kBfloat16, rows, width, 2), again = y;
     std::vector<float> xhat(rows * width);
     ResidualNormForward(cpu, {.rows = rows,
-                              .width = width,
-                              .x = x.data(),
-                              .gain = gain.data(),
-                              .bias = bias.data(),
-                              .y_operand = y.view(),
-                              .xhat = xhat.data()});
-    NormOutput(cpu, {xhat.data(), Element::kFloat32, rows, width, width}, gain.data(), bias.data(),
-               again.view());
+                              .x_RD = Floats(x, width),
+                              .gain_D = gain.data(),
+                              .bias_D = bias.data(),
+                              .y_operand_RD = y.view(),
+                              .state = {.xhat_RD = xhat.data()}});
+    NormOutput(cpu, Floats(xhat, width), gain.data(), bias.data(), again.view());
     EXPECT_EQ(again.Values(), y.Values());
     EXPECT_TRUE(again.MarginIsUntouched());
     return y.Values();
@@ -319,11 +312,10 @@ TEST(ResidualNormWithoutGain, WritesTheSumAlone) {
   ForEachIsaAndThreads([&](Cpu& cpu) {
     std::vector<float> sum(rows * width);
     ResidualNormForward(cpu, {.rows = rows,
-                              .width = width,
+                              .x_RD = Floats(x, width),
+                              .branch_RD = Floats(b, width),
                               .alpha = 0.5f,
-                              .x = x.data(),
-                              .branch = {b.data(), Element::kFloat32, rows, width, width},
-                              .sum = sum.data()});
+                              .sum_RD = sum.data()});
     for (int64_t i = 0; i < rows * width; ++i) EXPECT_EQ(sum[i], 0.5f * x[i] + b[i]);
     return Doubles(sum);
   });
