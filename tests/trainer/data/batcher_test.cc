@@ -82,6 +82,8 @@ TEST(MakeBenchMicrobatches, PacksTheBenchmarkLengthsAlmostFull) {
   ASSERT_GT(lengths.size(), 1000u);
   const std::vector<Microbatch> batches =
       MakeBenchMicrobatches(lengths, {2000, 2000, 500}, 8000, 1);
+  EXPECT_EQ(batches[0].source.tokens[batches[0].source.offsets[1] - 1], kEos);
+  EXPECT_EQ(batches[0].source_pairs[batches[0].source.offsets[1]], 1u);
   double real = 0;
   size_t sentences = 0;
   for (const Microbatch& batch : batches) {
@@ -90,6 +92,9 @@ TEST(MakeBenchMicrobatches, PacksTheBenchmarkLengthsAlmostFull) {
     for (const int32_t token : batch.source.tokens) EXPECT_LT(token, 8000);
   }
   EXPECT_EQ(sentences, lengths.size());
+  double given = 0;
+  for (const auto& [source, target] : lengths) given += source + target;
+  EXPECT_EQ(real, given);
   EXPECT_GT(real / (4000.0 * static_cast<double>(batches.size())), 0.9);
 }
 
@@ -158,6 +163,14 @@ TEST(PackBalanced, BalancesPairsWhoseSidesDiffer) {
   EXPECT_EQ(CheckedUse(packing, sizes, {120, 120, 10}), (PairSize{960, 960}));
 }
 
+// The longest first, each where the fullest side is least full after it; runs depend on it.
+TEST(PackBalanced, PutsEachPairWhereItBalancesBest) {
+  const std::vector<PairSize> sizes = {{1, 9}, {6, 2}, {3, 3}, {9, 1}, {2, 6}, {4, 4}, {8, 8}};
+  const Packing packing = PackBalanced(sizes, 2, {15, 15, 3});
+  EXPECT_EQ(packing.microbatches, (std::vector<std::vector<int>>{{0, 1, 5}, {3, 4, 2}}));
+  EXPECT_EQ(packing.left, std::vector<int>{6});
+}
+
 TEST(PackBalanced, LeavesWhatDoesNotFit) {
   const std::vector<PairSize> sizes = RandomSizes(300, 2);
   const Packing packing = PackBalanced(sizes, 4, {200, 200, 5});
@@ -167,14 +180,14 @@ TEST(PackBalanced, LeavesWhatDoesNotFit) {
 }
 
 TEST(PackFirstFit, TakesTheFirstRoomAndReturnsTheRest) {
-  const std::vector<PairSize> sizes = {{8, 8}, {5, 5}, {4, 4}, {2, 2}, {9, 9}};
+  const std::vector<PairSize> sizes = {{8, 8}, {5, 5}, {4, 4}, {2, 2}, {9, 9}, {1, 1}, {1, 1}};
   Packing packing;
   packing.microbatches = {{0}, {1}};
-  const std::vector<int> more = {2, 3, 4};
+  const std::vector<int> more = {2, 3, 4, 5, 6};
   const std::vector<int> left = PackFirstFit(sizes, more, {10, 10, 3}, &packing);
   EXPECT_EQ(packing.microbatches[0], (std::vector<int>{0, 3}));
-  EXPECT_EQ(packing.microbatches[1], (std::vector<int>{1, 2}));
-  EXPECT_EQ(left, (std::vector<int>{4}));
+  EXPECT_EQ(packing.microbatches[1], (std::vector<int>{1, 2, 5}));
+  EXPECT_EQ(left, (std::vector<int>{4, 6}));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -14,6 +15,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include "parallel/base/crc32c.h"
 #include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/temp_folder.h"
 
@@ -108,6 +110,18 @@ TEST(Shard, MayBeEmpty) {
   EXPECT_TRUE(shard->CheckContent().ok());
 }
 
+TEST(Shard, SaysWhyItCannotBeWritten) {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder.Path("a"));
+  std::filesystem::create_directories(folder.Path("b.index"));
+  for (const char* name : {"a", "b", "none/c"}) {
+    const absl::Status status = ShardWriter::Create(folder.Path(name), 8000).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("cannot write " + folder.Path(name) + ": "));
+  }
+}
+
 TEST(Shard, IsNoneUntilFinished) {
   const TempFolder folder;
   WriteShard(folder.Path("s"), 5000, 8000, /*finish=*/false);
@@ -153,6 +167,13 @@ bool EndedBySigbus(int status) {
 TEST(MappedFileDeathTest, OtherFaultsGoToTheHandlerBefore) {
   SurviveLostPages();
   EXPECT_EXIT(raise(SIGBUS), EndedBySigbus, "");
+  EXPECT_EXIT(
+      {
+        signal(SIGBUS, [](int) { _exit(7); });
+        SurviveLostPages();
+        raise(SIGBUS);
+      },
+      ::testing::ExitedWithCode(7), "");
   const TempFolder folder;
   const std::string path = folder.Write("file", std::string(4096, 'x'));
   const int file = open(path.c_str(), O_RDONLY);
@@ -216,6 +237,42 @@ TEST(Shard, NamesADamagedBlockHeaderSizeOrVersion) {
   folder.Write("version", bad);
   EXPECT_THAT(std::string(Shard::Open(folder.Path("version")).status().message()),
               HasSubstr("version 9"));
+}
+
+// By somebody who means harm: the header's checksum is right.
+TEST(Shard, AHeaderThatNamesPartsOutsideOfTheFileIsRefused) {
+  const TempFolder folder;
+  WriteShard(folder.Path("s"), 100, 8000);
+  const std::string good = folder.Read("s");
+  const auto message = [&](auto change) {
+    ShardHeader header = {};
+    std::memcpy(&header, good.data(), sizeof(header));
+    change(header);
+    header.header_crc =
+        Crc32c({reinterpret_cast<const char*>(&header), offsetof(ShardHeader, header_crc)});
+    std::string bytes = good;
+    std::memcpy(bytes.data(), &header, sizeof(header));
+    folder.Write("s", bytes);
+    return std::string(Shard::Open(folder.Path("s")).status().message());
+  };
+  EXPECT_EQ(message([](ShardHeader&) {}), "");
+  const std::string refused = folder.Path("s") + ": its header names parts outside of the file";
+  EXPECT_EQ(message([](ShardHeader& h) { h.token_bytes = 3; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.tokens_offset -= 8; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.index_offset -= 8; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.index_offset += 4; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.lengths_offset -= 8; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.lengths_offset = h.checksums_offset + 8; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.num_tokens = -1; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.num_pairs = int64_t{1} << 60; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.num_pairs += 1; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.num_length_rows += 1; }), refused);
+  EXPECT_EQ(message([](ShardHeader& h) { h.num_length_rows -= 1; }), "");  // a gap is none
+  EXPECT_THAT(message([](ShardHeader& h) { h.checksums_offset = kShardDataOffset - 8; }),
+              HasSubstr(": cut: "));
+  EXPECT_THAT(message([](ShardHeader& h) { h.checksums_offset = int64_t{1} << 60; }),
+              HasSubstr(": cut: "));
+  EXPECT_THAT(message([](ShardHeader& h) { h.checksums_offset += 4; }), HasSubstr("should be "));
 }
 
 // Four threads, each of which begins with another pair.

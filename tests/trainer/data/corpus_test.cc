@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -110,12 +112,96 @@ TEST_F(CorpusTest, JoinsDevAndTestOverEnglishWhereTheyHaveNoTextTogether) {
               HasSubstr("no test sentences of ru-zz"));
 }
 
+// Over English first, then over the first language by name; of equal sentences the first counts.
+TEST(CorpusSentences, AreJoinedWhereTheyCoincide) {
+  const TempFolder folder;
+  std::string spec;
+  const auto add = [&](const std::string& first, const std::string& second,
+                       const std::string& split, const testing::TextPairs& pairs) {
+    const std::string stem = split + "." + first + second;
+    testing::WritePairs(folder, stem, first, second, pairs);
+    spec += "text { source_language: '" + first + "' target_language: '" + second +
+            "' source_file: '" + stem + "." + first + "' target_file: '" + stem + "." + second +
+            "' split: '" + split + "' } ";
+  };
+  add("de", "en", "train", {{"eins zwei", "one two"}, {"drei vier", "three four"}});
+  add("en", "mk", "train", {{"the same", "the same"}});
+  add("de", "en", "test", {{"a1", "A"}, {"b1", "B"}, {"a2", "A"}, {"c1", "C"}});
+  add("en", "fr", "test", {{"C", "c"}, {"A", "f1"}, {"D", "d"}, {"A", "f2"}});
+  add("bg", "de", "test", {{"X", "xd"}});
+  add("bg", "fr", "test", {{"X", "xf"}});
+  add("en", "ru", "test", {{"Z", "zr"}});
+  add("bg", "ru", "test", {{"X", "xr"}, {"Y", "yr"}});
+  add("en", "mk", "test", {{"none", ""}});
+  add("de", "en", "dev", {{"nur dev", "only dev"}});
+  ASSERT_TRUE(PrepareIn(folder, spec).ok());
+  const auto corpus = Corpus::Open(folder.Path("out"));
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  const auto directions = [](const std::vector<Direction>& all) {
+    std::string text;
+    for (const Direction& it : all) text += it.Name() + " " + std::to_string(it.num_pairs) + ", ";
+    return text;
+  };
+  EXPECT_EQ(directions(corpus->directions()), "de-en 2, en-de 2, ");
+  EXPECT_EQ(directions(corpus->TextDirections("test")),
+            "bg-de 1, bg-fr 1, bg-ru 2, de-bg 1, de-en 4, en-de 4, en-fr 4, en-ru 1, fr-bg 1, "
+            "fr-en 4, ru-bg 2, ru-en 1, ");
+  EXPECT_EQ(directions(corpus->TextDirections("dev")), "de-en 1, en-de 1, ");
+  const auto joined = [&](const char* source, const char* target) {
+    const auto both = corpus->Sentences("test", source, target);
+    if (!both.ok()) return std::string(both.status().message());
+    return absl::StrCat(absl::StrJoin(both->source, " "), " | ", absl::StrJoin(both->target, " "));
+  };
+  EXPECT_EQ(joined("de", "en"), "a1 b1 a2 c1 | A B A C");
+  EXPECT_EQ(joined("en", "de"), "A B A C | a1 b1 a2 c1");
+  EXPECT_EQ(joined("de", "fr"), "a1 c1 | f1 c");
+  EXPECT_EQ(joined("fr", "de"), "c f1 | c1 a1");
+  EXPECT_EQ(joined("de", "ru"), "xd | xr");
+  EXPECT_EQ(joined("en", "mk"), "no test sentences of en-mk");
+  EXPECT_EQ(joined("bg", "mk"), "no test sentences of bg-mk");
+}
+
 TEST_F(CorpusTest, NamesAFileThatWasChangedCutOrTakenAway) {
   const std::string shard = folder_.Read("out/train.de-en.pairs");
   folder_.Write("out/train.de-en.pairs", std::string_view(shard).substr(0, shard.size() - 8));
   EXPECT_THAT(OpenMessage(), HasSubstr("train.de-en.pairs"));
   folder_.Write("out/train.de-en.pairs", shard);
   EXPECT_TRUE(Open().CheckContent().ok());
+
+  const std::string shard_path = folder_.Path("out/train.de-en.pairs");
+  folder_.Write("out/train.de-en.pairs", shard + "x");
+  EXPECT_EQ(OpenMessage(), absl::StrCat(shard_path, ": ", shard.size() + 1,
+                                        " bytes, the manifest says ", shard.size()));
+  std::filesystem::remove(shard_path);
+  EXPECT_EQ(OpenMessage(), shard_path + ": No such file or directory");
+  folder_.Write("out/train.de-en.pairs", shard);
+
+  // Manifests that do not go with the files, though their digests are right.
+  const std::string good = folder_.Read("out/manifest.textproto");
+  const auto with = [&](auto change, bool hash_again = true) {
+    folder_.Write("out/manifest.textproto", good);
+    CorpusManifest forged = *ReadManifest(folder_.Path("out"));
+    change(forged);
+    if (hash_again) forged.mutable_report()->set_content_hash(ContentHash(forged));
+    folder_.Write("out/manifest.textproto", ManifestText(forged));
+    return OpenMessage();
+  };
+  const auto shard_of = [](CorpusManifest& it) {
+    return std::ranges::find(*it.mutable_files(), "train.de-en.pairs", &CorpusFile::name);
+  };
+  const std::string not_listed = shard_path + ": not the file that the manifest lists";
+  EXPECT_EQ(with([](CorpusManifest&) {}), "");
+  EXPECT_EQ(with([&](CorpusManifest& it) { it.mutable_files()->erase(shard_of(it)); }), not_listed);
+  EXPECT_EQ(with([&](CorpusManifest& it) { shard_of(it)->set_hash(1); }), not_listed);
+  EXPECT_EQ(with([](CorpusManifest& it) { it.mutable_report()->mutable_pairs(0)->set_kept(1); }),
+            not_listed);
+  EXPECT_EQ(
+      with([&](CorpusManifest& it) { shard_of(it)->set_hash(1); }, false),
+      folder_.Path("out/manifest.textproto") + ": the content hash does not fit the list of files");
+  const std::string hash = ReadManifest(folder_.Path("out"))->report().tokenizer_hash();
+  EXPECT_EQ(with([](CorpusManifest& it) { it.mutable_report()->set_tokenizer_hash("other"); }),
+            folder_.Path("out/tokenizer.model") + ": hash " + hash + ", the manifest says other");
+  folder_.Write("out/manifest.textproto", good);
 
   std::string manifest = folder_.Read("out/manifest.textproto");
   folder_.Write("out/manifest.textproto",

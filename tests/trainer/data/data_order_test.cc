@@ -7,11 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/philox.h"
 #include "tests/trainer/data/synthetic_index.h"
+#include "trainer/data/content_hash.h"
+#include "trainer/data/sampling.h"
 
 namespace deepnet {
 namespace {
@@ -107,6 +111,50 @@ TEST(DataOrder, IsAFunctionOfSeedAndWindow) {
   EXPECT_NE(other.MakeWindow(7), late);
 }
 
+// Runs on disk depend on these values: they must never change.
+TEST(DataOrder, IsFrozen) {
+  const SyntheticIndex index({200'000, 9'000, 300, 0, 40});
+  const auto facts = [&](const std::string& text, Architecture architecture = ENCODER_DECODER) {
+    const auto order = DataOrder::Make(SpecOf(text), 7, &index, architecture);
+    EXPECT_TRUE(order.ok()) << order.status();
+    uint64_t hash = 0;
+    for (const int64_t w : {0, 1, 9}) {
+      std::string pairs;
+      for (const auto& microbatch : order->MakeWindow(w)) {
+        for (const PairRef& it : microbatch) {
+          absl::StrAppend(&pairs, it.direction, " ", it.pair, " ", it.size.source, " ",
+                          it.size.target, " ", it.draw, ",");
+        }
+        absl::StrAppend(&pairs, ";");
+      }
+      hash = HashBytes(pairs, hash);
+    }
+    return absl::StrCat(order->steps_per_window(), " ", order->pairs_per_window(), " ",
+                        order->capacity().source, " ", order->capacity().target, " ",
+                        order->capacity().sentences, " ", order->steps_per_epoch(), " ",
+                        absl::Hex(hash));
+  };
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 1000 }"),
+            "256 9089 1040 1000 250 11792.5 1d15f0c859537810");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 500 } global_microbatches: 3 tags: M2M "
+                  "temperature { temperature: 2 } temperature { from_step: 900 temperature: 5 } "
+                  "temperature { from_step: 901 temperature: 9 } "
+                  "weights { direction: 'en-*' weight: 3 }"),
+            "256 13062 496 500 125 8205.64 cbe9cccb692667e6");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 1000 max_source_tokens: 600 } "
+                  "directions: '*-en' max_sentence_tokens: 40"),
+            "256 8671 600 1000 250 6180.49 f26303d46127033");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 1000 max_sentences: 8 } subword_alpha: 0.1 "
+                  "subword_nbest: 64"),
+            "2048 16220 252 1000 8 52864.2 85c90b8841ffb9e9");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 800 }", DECODER_ONLY),
+            "512 14618 0 800 200 14664.4 c3dca417ec9d79f9");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 800 } mlm_probability: 0.15", ENCODER_ONLY),
+            "512 14105 0 800 200 15197.7 1d299732e079aed8");
+  EXPECT_EQ(facts("microbatch { max_target_tokens: 1000000 }"),
+            "1 35943 1036304 1000000 250000 11.6484 6a75f8233128d1e7");
+}
+
 TEST(DataOrder, FillsAtLeast95PercentOfThePositionsOnBothSides) {
   const SyntheticIndex index({100'000'000, 1'000'000, 10'000, 300});
   for (const char* spec :
@@ -126,7 +174,9 @@ TEST(DataOrder, WithoutTagsAllDirectionsHaveOneTarget) {
   DataSpec spec;
   spec.mutable_microbatch()->set_max_target_tokens(500);
   spec.set_tags(NO_TAGS);
-  EXPECT_THAT(ResolveDataSpec(index, &spec).message(), HasSubstr("data.tags: NO_TAGS"));
+  EXPECT_EQ(ResolveDataSpec(index, &spec).message(),
+            "data.tags: NO_TAGS, but the directions are into en and aa: nothing would tell the "
+            "model which");
   DataSpec of_encoder = spec;
   EXPECT_TRUE(ResolveDataSpec(index, &of_encoder, ENCODER_ONLY).ok());
   spec.add_directions(index.directions()[0].Name());
@@ -152,6 +202,70 @@ TEST(DataOrder, CarriesLeftoversToTheNextWindowAndLosesNone) {
       for (int64_t n = 0; n < drawn; ++n) ASSERT_EQ(shown[std::pair(direction, n)], 1) << n;
     }
   }
+}
+
+// Its lengths are said to spread less than they do, so that every few windows one overflows.
+class SpreadlessIndex : public SyntheticIndex {
+ public:
+  using SyntheticIndex::SyntheticIndex;
+  LengthMoments Moments(int direction, int32_t max_tokens) const override {
+    LengthMoments moments = SyntheticIndex::Moments(direction, max_tokens);
+    moments.source.variance = moments.target.variance = 0.0;
+    return moments;
+  }
+};
+
+TEST(DataOrder, AWindowShowsWhatHadNoRoomInTheOneBeforeAsFarAsItHasRoom) {
+  const SpreadlessIndex index({1'000'000});
+  const DataOrder order = MakeOrder("microbatch { max_target_tokens: 2000 }", index, /*seed=*/1);
+  std::map<PairKey, int> shown;  // draws, by direction
+  int64_t carried = 0;
+  for (int64_t w = 0; w < 20; ++w) {
+    std::vector<PairSize> uses;
+    for (const auto& microbatch : order.MakeWindow(w)) {
+      PairSize& use = uses.emplace_back();
+      for (const PairRef& pair : microbatch) {
+        use = {use.source + pair.size.source, use.target + pair.size.target};
+        EXPECT_EQ(++shown[std::pair(pair.direction, pair.draw)], 1);
+        EXPECT_LT(pair.draw, order.NumDrawn(pair.direction, w + 1));
+        carried += pair.draw < order.NumDrawn(pair.direction, w) ? 1 : 0;
+      }
+      EXPECT_LE(use.source, order.capacity().source);
+      EXPECT_LE(use.target, order.capacity().target);
+    }
+    for (const int direction : {0, 1}) {
+      const PermutationKey key = {MakeKey(1, RandomPurpose::kDataOrder),
+                                  HashName(index.directions()[direction].Name()), 0};
+      for (int64_t n = w == 0 ? 0 : order.NumDrawn(direction, w - 1);
+           n < order.NumDrawn(direction, w); ++n) {
+        if (shown.contains(std::pair(direction, n))) continue;
+        const PairSize lost = order.Reserved(index.Lengths(direction, Permute(key, 1'000'000, n)));
+        for (const PairSize& use : uses) {
+          EXPECT_TRUE(use.source + lost.source > order.capacity().source ||
+                      use.target + lost.target > order.capacity().target)
+              << w << ": " << n;
+        }
+      }
+    }
+  }
+  EXPECT_GT(carried, 10);
+}
+
+// No pair of the second direction is short enough.
+TEST(DataOrder, NamesTheDirectionsThatHaveLongPairsAlone) {
+  class Index : public SyntheticIndex {
+   public:
+    using SyntheticIndex::SyntheticIndex;
+    LengthMoments Moments(int direction, int32_t max_tokens) const override {
+      return {direction == 1 && max_tokens < 100 ? 0 : 5, {1.0, 0.0}, {1.0, 0.0}};
+    }
+  };
+  const Index index({50});
+  EXPECT_EQ(DirectionsOfLongPairs(index, SpecOf("max_sentence_tokens: 99")),
+            std::vector<std::string>{"en-aa"});
+  EXPECT_TRUE(DirectionsOfLongPairs(index, SpecOf("max_sentence_tokens: 100")).empty());
+  EXPECT_TRUE(
+      DirectionsOfLongPairs(index, SpecOf("max_sentence_tokens: 99 directions: 'aa-en'")).empty());
 }
 
 TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
@@ -293,10 +407,27 @@ TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
   const auto message = [&](const std::string& text) {
     return std::string(Mistake(text, index).message());
   };
-  EXPECT_THAT(message("microbatch { max_target_tokens: 200 }"),
-              HasSubstr("data.microbatch.max_target_tokens: 200"));
-  EXPECT_THAT(message("microbatch { max_target_tokens: 300 max_source_tokens: 100 }"),
-              HasSubstr("data.microbatch.max_source_tokens: 100"));
+  const auto too_small = [](const std::string& what, int needed) {
+    return absl::StrCat("data.microbatch.", what, " is too small, a pair may need ", needed,
+                        " (data.max_sentence_tokens and tags)");
+  };
+  EXPECT_EQ(message("microbatch { max_target_tokens: 250 }"),
+            too_small("max_target_tokens: 250", 251));
+  EXPECT_EQ(message("microbatch { max_target_tokens: 251 }"), "");
+  EXPECT_EQ(message("microbatch { max_target_tokens: 251 } tags: M2M"),
+            too_small("max_target_tokens: 251", 252));
+  EXPECT_EQ(message("microbatch { max_target_tokens: 300 max_source_tokens: 251 }"),
+            too_small("max_source_tokens: 251", 252));
+  EXPECT_EQ(message("microbatch { max_target_tokens: 300 max_source_tokens: 252 }"), "");
+  EXPECT_EQ(message("microbatch { max_target_tokens: 300 max_sentences: 1 } "
+                    "global_microbatches: 1 max_sentence_tokens: 1"),
+            "");
+  for (const char* negative :
+       {"} max_sentence_tokens: -1", "} global_microbatches: -1", "max_sentences: -1 }"}) {
+    EXPECT_EQ(
+        message(absl::StrCat("microbatch { max_target_tokens: 300 ", negative)),
+        "data: max_tokens, global_microbatches and microbatch.max_sentences must be positive");
+  }
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'de-en'"),
               HasSubstr("data.directions: no training pairs of \"de-en\"; the corpus has aa-en"));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } directions: 'ab-en'"),
@@ -309,9 +440,21 @@ TEST(ResolveDataSpec, NamesTheFieldOfAMistake) {
               HasSubstr("data.weights: no training pairs of \"*-en.bt\""));
   EXPECT_THAT(message("microbatch { max_target_tokens: 300 } temperature { from_step: 5 "
                       "temperature: 2 }"),
-              HasSubstr("data.temperature[0].from_step"));
-  EXPECT_THAT(message("microbatch { max_target_tokens: 300 } temperature { temperature: 0.5 }"),
-              HasSubstr("data.temperature[0].temperature"));
+              HasSubstr("data.temperature[0].from_step: 5 must be 0"));
+  for (const int second : {7, 6}) {
+    EXPECT_EQ(
+        message(absl::StrCat("microbatch { max_target_tokens: 300 } "
+                             "temperature { temperature: 1 } "
+                             "temperature { from_step: 7 temperature: 2 } "
+                             "temperature { from_step: ",
+                             second, " temperature: 2 }")),
+        absl::StrCat("data.temperature[2].from_step: ", second, " is not above the one before"));
+  }
+  for (const char* low : {"0.5", "nan"}) {
+    EXPECT_EQ(message(absl::StrCat(
+                  "microbatch { max_target_tokens: 300 } temperature { temperature: ", low, " }")),
+              absl::StrCat("data.temperature[0].temperature: ", low, " is below 1"));
+  }
 }
 
 }  // namespace

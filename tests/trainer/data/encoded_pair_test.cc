@@ -34,6 +34,27 @@ EncodedPair Hidden(const std::vector<int32_t>& pieces, const MaskingKey& key,
   return EncodeSourceSide(Tags(TARGET_TAG_ON_SOURCE), pieces, rule, key);
 }
 
+TEST(FrameIds, CutsTheLastPiecesOffAndNeverTagsAndEnd) {
+  const std::vector<int32_t> tags = {kTagDe}, pieces = {10, 11, 12};
+  EXPECT_THAT(FrameIds(tags, pieces), ElementsAre(kTagDe, 10, 11, 12, kEos));
+  EXPECT_THAT(FrameIds(tags, pieces, 5), ElementsAre(kTagDe, 10, 11, 12, kEos));
+  EXPECT_THAT(FrameIds(tags, pieces, 4), ElementsAre(kTagDe, 10, 11, kEos));
+  EXPECT_THAT(FrameIds(tags, pieces, 3), ElementsAre(kTagDe, 10, kEos));
+}
+
+// Runs on disk depend on these values: they must never change.
+TEST(OneSided, WhatIsMaskedIsFrozen) {
+  const EncodedPair pair = Hidden(
+      Pieces(24), {.seed = 7, .direction = "de-en", .pair = (int64_t{5} << 32) + 3, .step = 9},
+      {.share = 0.5, .end_piece = 1000});
+  EXPECT_EQ(pair.input,
+            (std::vector<int32_t>{1000, 4,  3,  3,  961, 3,  3, 10, 11, 3,  3,   3, 673,
+                                  16,   17, 18, 19, 20,  21, 3, 23, 3,  25, 713, 3, 2}));
+  EXPECT_EQ(pair.labels,
+            (std::vector<int32_t>{-1, -1, 5,  6,  7,  8,  9,  -1, -1, 12, 13, 14, 15,
+                                  -1, 17, -1, 19, -1, -1, 22, -1, 24, -1, 26, 27, -1}));
+}
+
 TEST(OneSided, ACausalModelReadsTheTagInPlaceOfTheEnd) {
   const EncodedPair pair =
       EncodeTargetSide(Tags(TARGET_TAG_ON_SOURCE), std::vector<int32_t>{10, 11});
@@ -108,7 +129,10 @@ TEST(OneSided, SharesAreThoseOfBert) {
       unknown += pair.input[i + 1] == kUnk ? 1 : 0;
       same += pair.input[i + 1] == pieces[i] ? 1 : 0;
       EXPECT_LT(pair.input[i + 1], kRule.end_piece);
+      EXPECT_GE(pair.input[i + 1], kUnk);
     }
+    EXPECT_EQ(pair.input.back(), kEos);
+    EXPECT_EQ(pair.labels.back(), -1);
   }
   const auto n = static_cast<double>(chosen);
   EXPECT_NEAR(n / all, 0.15, kSigmas * std::sqrt(0.15 * 0.85 / all));

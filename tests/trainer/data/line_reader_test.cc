@@ -3,12 +3,18 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
+#include <fstream>
+#include <random>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "tests/trainer/data/temp_folder.h"
 
@@ -66,6 +72,13 @@ TEST(LineReader, AFileThatUnpacksToHundredsOfTimesItsSizeIsRefused) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("bomb: unpacks to more than 500 times"));
   }
   EXPECT_EQ(ReadAll(folder.Write("plain", text)).size(), text.size() / 60001);
+  std::mt19937 random(1);  // a line of 300 unlike bytes: some 200 times its size
+  std::string denser;
+  while (std::ssize(denser) <= LineReader::kAlwaysUnpackedBytes) {
+    for (int i = 0; i < 300; ++i) denser += static_cast<char>('a' + random() % 26);
+    denser.append(59700, 'a').append("\n");
+  }
+  EXPECT_EQ(ReadAll(folder.Write("denser", Zstd(denser))).size(), denser.size() / 60001);
   text.resize(LineReader::kAlwaysUnpackedBytes);
   EXPECT_EQ(ReadAll(folder.Write("short", Gzip(text))).size(), text.size() / 60001 + 1);
 }
@@ -122,6 +135,7 @@ TEST(LineReader, GoesOnAtTheLineItIsToldTo) {
       for (int i = 0; i < lines; ++i) ASSERT_TRUE((*reader)->Next(&line).value());
       const int64_t offset = (*reader)->text_offset();
       auto other = LineReader::Open(path);
+      for (int i = 0; i < std::min(lines, 5); ++i) ASSERT_TRUE((*other)->Next(&line).value());
       ASSERT_TRUE((*other)->SkipTo(lines, offset).ok());
       EXPECT_EQ((*other)->text_offset(), offset);
       ASSERT_EQ((*other)->Next(&line).value(), lines < 100000);
@@ -176,6 +190,68 @@ TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
   EXPECT_EQ(line, "next");
   EXPECT_FALSE((*reader)->line_was_cut());
   EXPECT_EQ((*reader)->line_number(), 2);
+}
+
+// Of any length, in front of the end of what one call reads and behind it.
+TEST(LineReader, CutsALineAtTheLimitAlone) {
+  const TempFolder folder;
+  for (const size_t size : {size_t{1 << 16}, size_t{1 << 16} + 1, size_t{1 << 18} + 5,
+                            size_t{1 << 20} + 5, size_t{3 << 20}}) {
+    const std::string text = absl::StrCat("first\n", std::string(size, 'x'), "\r\nnext\nlast");
+    for (const std::string& bytes : {text, Gzip(text), Zstd(text)}) {
+      auto reader = LineReader::Open(folder.Write("a", bytes));
+      ASSERT_TRUE(reader.ok());
+      std::vector<std::string> lines;
+      std::vector<bool> cut;
+      for (std::string_view line; (*reader)->Next(&line).value();) {
+        lines.emplace_back(line);
+        cut.push_back((*reader)->line_was_cut());
+      }
+      EXPECT_TRUE(lines == std::vector<std::string>(
+                               {"first", std::string(size_t{1 << 16}, 'x'), "next", "last"}))
+          << size;
+      // The '\r' counts.
+      EXPECT_THAT(cut, ElementsAre(false, true, false, false)) << size;
+    }
+  }
+  auto reader = LineReader::Open(folder.Write("a", std::string(1 << 16, 'x') + "\nnext"));
+  std::string_view line;
+  ASSERT_TRUE((*reader)->Next(&line).value());
+  EXPECT_EQ(line.size(), LineReader::kMaxLineBytes);
+  EXPECT_FALSE((*reader)->line_was_cut());
+}
+
+// A pipe gives less than is asked for.
+TEST(LineReader, ReadsAllThatComesThroughAPipe) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo(folder.Path("pipe").c_str(), 0600), 0);
+  std::string text;
+  for (int i = 0; i < 50000; ++i) absl::StrAppend(&text, "line ", i, "\n");
+  std::thread writer([&] { std::ofstream(folder.Path("pipe"), std::ios::binary) << text; });
+  const std::vector<std::string> lines = ReadAll(folder.Path("pipe"));
+  writer.join();
+  ASSERT_EQ(lines.size(), 50000u);
+  for (int i = 0; i < 50000; ++i) ASSERT_EQ(lines[i], absl::StrCat("line ", i));
+}
+
+// The last block is consumed before there is room for all of its text.
+TEST(LineReader, GivesTheTextThatTheDecompressorHoldsBack) {
+  const TempFolder folder;
+  std::string text;
+  while (text.size() < 1000 + (2 << 17)) absl::StrAppend(&text, "line ", text.size(), "\n");
+  text.resize(1000 + (2 << 17));
+  text.back() = 'x';
+  std::string packed(ZSTD_compressBound(text.size()) + 64, '\0');
+  ZSTD_CCtx* const context = ZSTD_createCCtx();
+  ZSTD_outBuffer out = {packed.data(), packed.size(), 0};
+  ZSTD_inBuffer first = {text.data(), 1000, 0}, rest = {text.data(), text.size(), 1000};
+  EXPECT_EQ(ZSTD_compressStream2(context, &out, &first, ZSTD_e_flush), 0u);
+  EXPECT_EQ(ZSTD_compressStream2(context, &out, &rest, ZSTD_e_end), 0u);
+  ZSTD_freeCCtx(context);
+  packed.resize(out.pos);
+  std::string read;
+  for (const std::string& line : ReadAll(folder.Write("a.zst", packed))) read += line + "\n";
+  EXPECT_TRUE(read == text + "\n");
 }
 
 TEST(LineReader, RefusesUtf16ByName) {

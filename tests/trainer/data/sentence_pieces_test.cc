@@ -1,6 +1,7 @@
 #include "trainer/data/sentence_pieces.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -52,6 +53,20 @@ TEST(SentenceSample, IsTheSameForTheSameSeedAndAnotherForAnother) {
             Sample({.max_sentences = 500, .seed = 1}, counts));
   EXPECT_NE(Sample({.max_sentences = 500, .seed = 1}, counts),
             Sample({.max_sentences = 500, .seed = 2}, counts));
+}
+
+// Corpora on disk were learned from it: it must never change.
+TEST(SentenceSample, IsFrozen) {
+  SentenceSample sample({.max_sentences = 8, .max_bytes = 900, .temperature = 2.0, .seed = 3});
+  EXPECT_EQ(sample.Threshold("none"), UINT64_MAX);
+  for (int n = 0; n < 60; ++n) {
+    const std::string language = n % 4 == 0 ? "en" : "de", text = std::to_string(n);
+    const bool below = sample.Priority(language, text) < sample.Threshold(language);
+    EXPECT_EQ(sample.Add(language, text), below) << n;
+  }
+  EXPECT_LT(sample.Threshold("de"), UINT64_MAX);
+  sample.Skip("en", 1000);
+  EXPECT_EQ(sample.Take(), (std::vector<std::string>{"33", "36", "56", "24", "44"}));
 }
 
 TEST(SentenceSample, StaysBelowItsBytes) {

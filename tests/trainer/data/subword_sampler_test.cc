@@ -67,6 +67,7 @@ TEST_F(SubwordSamplerTest, TheNBestAreAllWaysToCutAShortTextTheBestFirst) {
     EXPECT_EQ(listed, all) << word;
     EXPECT_EQ(found.size(), all.size());
     EXPECT_EQ(found[0].ids, vocabulary_.Encode(word));
+    EXPECT_LT(found.back().score, found[0].score);
     for (size_t i = 1; i < found.size(); ++i) EXPECT_LE(found[i].score, found[i - 1].score);
   }
 }

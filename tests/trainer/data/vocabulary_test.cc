@@ -24,6 +24,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Lt;
+using ::testing::StartsWith;
 
 std::vector<std::string> FixtureSentences() {
   std::ifstream file("tests/trainer/data/testdata/udhr.tsv");
@@ -143,13 +144,20 @@ TEST(Vocabulary, MapsTheIdsOfAModelThatNumbersItsSpecialsOtherwise) {
   EXPECT_THAT(vocabulary->Encode("az"), ElementsAre(4, kUnk));
   EXPECT_EQ(vocabulary->Piece(6), "<mask>");
   EXPECT_EQ(vocabulary->Decode(std::vector<int32_t>{kEos, 4, 5, kPad}), "ab");
+  EXPECT_EQ(vocabulary->Decode(std::vector<int32_t>{4, kUnk, 5}), "a \u2047 b");  // its id is 0
 }
 
 TEST(Vocabulary, RefusesAModelThatHoldsATagAndBytesThatAreNoModel) {
   const auto tagged =
       Vocabulary::FromBytes(HandMadeModel({{"<unk>", 2}, {"__en__", 1}, {"a", 1}}), {"en"});
   EXPECT_THAT(std::string(tagged.status().message()), HasSubstr("__en__"));
-  EXPECT_FALSE(Vocabulary::FromBytes("no model at all", {"en"}).ok());
+  const auto message = [](const std::string& model) {
+    return std::string(Vocabulary::FromBytes(model, {"en"}).status().message());
+  };
+  EXPECT_EQ(message("no model at all"), "no SentencePiece model: damaged");
+  const std::string empty_piece = message(HandMadeModel({{"<unk>", 2}, {"", 1}}));
+  EXPECT_THAT(empty_piece, StartsWith("no SentencePiece model: "));
+  EXPECT_THAT(empty_piece, HasSubstr("empty"));
   const auto absent = Vocabulary::Open("/nowhere/spm.model", {"en"});
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr("/nowhere/spm.model"));
 }
