@@ -20,6 +20,7 @@ namespace {
 
 using deepnet::testing::ChildOutcome;
 using deepnet::testing::RunChild;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
@@ -121,6 +122,24 @@ TEST_F(DecodeRanksTest, AnEvaluationIsThatOfOneProcess) {
   }
 }
 
+TEST_F(DecodeRanksTest, AnEvaluationTakesWhatItsFlagsName) {
+  const std::string evaluate = absl::StrCat("evaluate", kModel, "--beam-size 1 ");
+  EXPECT_THAT(Run(1, evaluate + "--direction en-fr --direction de-en --split dev --sentences 2 "
+                                "--spm corpus/tokenizer.model"),
+              ContainsRegex("^direction +BLEU +chrF +spBLEU +nll +sentences\n"
+                            "de-en .* 4\\.665 +2\n"
+                            "en-fr .* 4\\.661 +2\n"
+                            "X->en \\(1\\) .* 2\nen->X \\(1\\) .* 2\nall \\(2\\) .* 4\n"
+                            "BLEU\\|.*tok:13a.*; .*tok:spm.*\n"));
+  fs::copy("tests/golden/run-v1/corpus", root_ / "copy");
+  const std::string json =
+      Run(1, absl::StrCat(evaluate, "--any-to-any --sentences 1 --json --data ",
+                          (root_ / "copy").string()));
+  EXPECT_THAT(json, HasSubstr("{\"kind\":\"evaluate\",\"step\":30,"));
+  EXPECT_THAT(json, HasSubstr("\"direction\":\"fr-de\",\"sentences\":1,"));
+  EXPECT_THAT(json, HasSubstr("\"checkpoint\":\"tests/golden/run-v1/run/step-00000030\""));
+}
+
 TEST_F(DecodeRanksTest, AnErrorEndsAllWithItsCodeAndIsSaidOnce) {
   std::ofstream(root_ / "text", std::ios::app) << "schlecht \xFC\n";
   const std::string text = absl::StrCat(" < ", (root_ / "text").string());
@@ -137,6 +156,8 @@ TEST_F(DecodeRanksTest, AnErrorEndsAllWithItsCodeAndIsSaidOnce) {
          "none.en: cannot be read");
   expect(2, absl::StrCat("translate", kModel, " --from en --to xx"), "--to: xx: the model knows");
   expect(4, absl::StrCat("evaluate", kModel, "--direction xx-yy"), "xx-yy");
+  expect(4, absl::StrCat("evaluate", kModel, "--spm none"), "--spm: cannot look at ");
+  expect(4, absl::StrCat("evaluate", kModel, "--data none"), "none is no prepared corpus");
 }
 
 }  // namespace

@@ -1,11 +1,20 @@
 // Jobs of the program under mpirun that must not run: each ends soon, with the documented code and
-// with a text that says what to change. A job that hangs is ended by mpirun and fails its test.
-#include <signal.h>
+// with a text that says what to change. A job that hangs is ended by mpirun and fails its test. And
+// what one process makes of signals, exceptions and Slurm's variables.
+#include "launch/job.h"
+
 #include <unistd.h>
 
+#include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -14,11 +23,16 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include "launch/commands/command.h"
+#include "parallel/base/clock.h"
+#include "trainer/stop_requests.h"
+
 namespace deepnet {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
@@ -221,6 +235,73 @@ TEST_F(JobTest, ARankThatIsKilledWhileTrainingEndsTheJob) {
   const int code = CodeOf(pclose(pipe));
   EXPECT_TRUE(killed) << output;
   EXPECT_EQ(code, 128 + SIGKILL) << output;
+}
+
+// Sends itself the signals in turn, each handled before the next; exits with what was requested.
+[[noreturn]] void EndAfter(void (*listen)(), std::initializer_list<int> signals) {
+  listen();
+  for (const int signal : signals) raise(signal);
+  _exit(SignalRequests());
+}
+
+TEST(Signals, AreRequestsToARunAndASecondInterruptEndsIt) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    EXPECT_EXIT(EndAfter(ListenToSignals, {signal, signal}), ExitedWithCode(kStopRequest), "^$");
+  }
+  EXPECT_EXIT(EndAfter(ListenToSignals, {SIGINT}), ExitedWithCode(kStopRequest), "^$");
+  EXPECT_EXIT(EndAfter(ListenToSignals, {SIGINT, SIGINT}), ::testing::KilledBySignal(SIGINT), "^$");
+  EXPECT_EXIT(EndAfter(ListenToSignals, {SIGUSR2, SIGUSR2}), ExitedWithCode(kSaveRequest), "^$");
+  EXPECT_EXIT(EndAfter(ListenToSignals, {SIGUSR2, SIGTERM}),
+              ExitedWithCode(kSaveRequest | kStopRequest), "^$");
+  EXPECT_EXIT(EndAfter(ListenToSignals, {}), ExitedWithCode(0), "^$");
+}
+
+TEST(Signals, BeforeTrainingEndTheProcessButASaveIsKept) {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
+    EXPECT_EXIT(EndAfter(EndAtSignals, {signal}), ExitedWithCode(75),
+                "^ended by a signal before training began: there is nothing to save\n$");
+  }
+  EXPECT_EXIT(EndAfter(EndAtSignals, {SIGUSR2}), ExitedWithCode(kSaveRequest), "^$");
+}
+
+TEST(JobVariables, AreThoseThatSlurmSets) {
+  for (const char* variable : {"SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME"}) {
+    unsetenv(variable);
+  }
+  EXPECT_EQ(JobId(), "");
+  EXPECT_EQ(JobRestarts(), 0);
+  EXPECT_EQ(JobDeadline(), std::numeric_limits<double>::infinity());
+  setenv("SLURM_JOB_ID", "88_3", 1);
+  setenv("SLURM_RESTART_COUNT", "4", 1);
+  EXPECT_EQ(JobId(), "88_3");
+  EXPECT_EQ(JobRestarts(), 4);
+  // Ten years ahead: more than an int holds.
+  constexpr double kAhead = 3.2e8;
+  setenv("SLURM_JOB_END_TIME",
+         absl::StrCat(static_cast<int64_t>(time(nullptr)) + static_cast<int64_t>(kAhead)).c_str(),
+         1);
+  EXPECT_NEAR(JobDeadline() - SecondsNow(), kAhead, 60);
+  setenv("SLURM_JOB_END_TIME", "0", 1);
+  EXPECT_TRUE(std::isinf(JobDeadline()));
+}
+
+TEST(RunOnRanks, AnExceptionIsTheStatusThatTheEnvironmentGivesIt) {
+  const Command command{.name = "test"};
+  std::istringstream in;
+  std::ostringstream out, err;
+  const auto run = [&](absl::Status (*status_of_exception)()) {
+    const CommandLine line = {
+        {.in = in, .out = out, .err = err, .status_of_exception = status_of_exception},
+        command,
+        {}};
+    return RunOnRanks(line, [](const CommandLine&, Communicator& world) -> absl::Status {
+      EXPECT_EQ(world.size(), 1);
+      throw std::runtime_error("of a library");
+    });
+  };
+  EXPECT_EQ(run([] { return absl::DataLossError("said our way"); }),
+            absl::DataLossError("said our way"));
+  EXPECT_THROW(run(nullptr).IgnoreError(), std::runtime_error);
 }
 
 }  // namespace

@@ -30,9 +30,11 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::Pair;
+using ::testing::StartsWith;
 
 class SpecLoader : public ::testing::Test {
  protected:
@@ -178,6 +180,14 @@ TEST_F(SpecLoader, AMissingValueIsOneMistake) {
   EXPECT_EQ(Error({"bad.textproto"}), "bad.textproto:3: Expected integer, got: num_heads");
 }
 
+TEST_F(SpecLoader, AnUnknownValueIsNamedAlsoBeforeAFieldThatBeginsWithIt) {
+  Write("bad.textproto", "model {\n  residual: num\n  num_heads: 4\n  d_modle: 3\n}\n");
+  EXPECT_THAT(Error({"bad.textproto"}),
+              AllOf(StartsWith("bad.textproto:2: residual has no value 'num'; there are: "),
+                    EndsWith("\nbad.textproto:4: ModelSpec has no field 'd_modle'; did you mean "
+                             "'d_model'?")));
+}
+
 TEST_F(SpecLoader, MistakesOfAllSourcesAreListedTogether) {
   Write("a.textproto", "sead: 1");
   Write("b.json", R"({"model": {"d_modle": 3}})");
@@ -198,10 +208,12 @@ TEST_F(SpecLoader, AFieldUnlikeAnyOtherGetsTheWholeList) {
 
 TEST_F(SpecLoader, JsonReadsTheSameRunByEitherSpelling) {
   Write("a.textproto",
-        "seed: 9 model { encoder_layers: 3 residual: DEEPNORM dropout: 0.1 }"
+        "seed: 9 model { encoder_layers: 3 residual: DEEPNORM dropout: 0.1 "
+        "unscaled_embedding: true }"
         "data { directions: 'de-en' temperature { temperature: 5 } } optim { warmup_steps: 0 }");
   Write("a.json",
-        R"({"seed": "9", "model": {"encoderLayers": 3, "residual": "DEEPNORM", "dropout": 0.1},
+        R"({"seed": "9", "model": {"encoderLayers": 3, "residual": "DEEPNORM", "dropout": 0.1,
+                                    "unscaledEmbedding": true},
             "data": {"directions": ["de-en"], "temperature": [{"temperature": 5}]},
             "optim": {"warmup_steps": 0}})");
   const auto text = Read({"a.textproto"}), json = Read({"a.json"});
@@ -211,13 +223,19 @@ TEST_F(SpecLoader, JsonReadsTheSameRunByEitherSpelling) {
 }
 
 TEST_F(SpecLoader, AllMistakesOfAJsonFileAreNamedByTheirPaths) {
-  Write("bad.json", R"({"model": {"d_model": "wide", "residual": "POSTLN", "num_heads": 2.5},
-                        "data": {"directions": "de-en"}, "seed": true})");
+  Write("bad.json", R"({"model": {"d_model": "wide", "residual": "POSTLN", "num_heads": 2.5,
+                                  "unscaled_embedding": "yes", "dropout": "much"},
+                        "data": {"directions": "de-en", "folder": 3}, "seed": true,
+                        "optim": 3})");
   EXPECT_EQ(Error({"bad.json"}),
             "bad.json: data.directions: a list is needed\n"
+            "bad.json: data.folder: a string is needed\n"
             "bad.json: model.d_model: a whole number is needed\n"
+            "bad.json: model.dropout: a number is needed\n"
             "bad.json: model.num_heads: a whole number is needed\n"
             "bad.json: model.residual: residual has no value 'POSTLN'; did you mean 'POST_LN'?\n"
+            "bad.json: model.unscaled_embedding: true or false is needed\n"
+            "bad.json: optim: an object is needed\n"
             "bad.json: seed: a whole number is needed");
   Write("torn.json", R"({"model": {)");
   EXPECT_THAT(Error({"torn.json"}), HasSubstr("torn.json: not JSON: "));

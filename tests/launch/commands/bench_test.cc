@@ -20,8 +20,10 @@
 namespace deepnet {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::Outcome;
 using testing::RunCommand;
 
@@ -203,6 +205,7 @@ TEST(BenchCommand, ShapesCanBeChanged) {
       RunBench({"step", "--layers", "1", "--width", "66", "--tokens", "200", "--steps", "1"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("step/A layers=1 width=66 tokens=200"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("recomputing")));
   EXPECT_EQ(RunBench({"step", "--width", "257"}).code, 2);  // four heads do not divide it
   EXPECT_EQ(RunBench({"step", "--tokens", "1"}).code, 4);   // no sentence is that short
 }
@@ -223,6 +226,14 @@ TEST(BenchCommand, MeasuresWhatRecomputationAddsToAStep) {
   EXPECT_EQ(record.recompute_segment(), 2);
   EXPECT_NE(record.recompute_share(), 0.0);  // how much is a matter of the machine's other work
   EXPECT_GT(record.seconds_per_step(), 0.0);
+  const auto text = [](const char* segment) {
+    return RunBench({"step", "--layers", "2", "--width", "16", "--steps", "1", "--tokens", "60",
+                     "--recompute", "FULL", "--segment", segment})
+        .out;
+  };
+  EXPECT_THAT(text("2"), ContainsRegex("\n  recomputing FULL by 2: [+-].* % of the time of a step "
+                                       "without\n$"));
+  EXPECT_THAT(text("1"), ContainsRegex("\n  recomputing FULL: [+-]"));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/struct.pb.h>
+#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +16,7 @@
 #include "tests/launch/commands/run_command.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
 #include "trainer/checkpoint/run_lock.h"
+#include "trainer/telemetry/spikes.h"
 
 namespace deepnet {
 namespace {
@@ -126,6 +129,93 @@ TEST_F(CheckpointCommand, InspectPrintsManifestTensorsAndSpec) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("embed_tokens")));
   ExpectIsJson(RunTool({"inspect", Step("best-bleu"), "--json"}).out);
   EXPECT_THAT(RunTool({"inspect", Step("best-bleu"), "--json"}).out, HasSubstr("step-00000020"));
+}
+
+TEST_F(CheckpointCommand, InspectPrintsAllThatAManifestSays) {
+  Manifest manifest = testing::SampleManifest(1234);
+  ASSERT_TRUE(google::protobuf::TextFormat::MergeFromString(
+      R"(corpus_hash: "c0" tokenizer_hash: "70" data { step: 1300 } optimizer_steps: 1230
+         skipped_steps: 5 train_seconds: 3725 target_tokens: 2000000 source_tokens: 1900000
+         best { metric: "bleu" value: 27.25 step: 1000 } best { metric: "nll" value: 2.5 step: 1200 }
+         skips { first_step: 3 count: 1 } skips { first_step: 1100 count: 4 }
+         averaged { folder: "a" manifest_crc32c: 255 } averaged { folder: "b" ema: true }
+         spikes { step: 7 action: "SKIP" } spikes { step: 9 action: "WARN" })",
+      &manifest));
+  const std::string run = JoinPath(folder_, "full");
+  ASSERT_TRUE(SaveCheckpoint(*fs_, run, manifest, testing::Views(testing::SampleTensors(1))).ok());
+  const std::string step = run + "/step-00001234";
+  const uint32_t crc = ReadManifest(*fs_, step)->manifest_crc32c();
+  EXPECT_EQ(
+      RunTool({"inspect", run, "--filter", "weight/encoder"}).out,
+      absl::StrCat(
+          "checkpoint        ", step,
+          "\n"
+          "run               sample\n"
+          "step              1,234\n"
+          "next data step    1,300\n"
+          "updates           1,230, 5 steps skipped\n"
+          "skipped           3, 1,100 to 1,103\n"
+          "spikes            ",
+          SpikeLine(manifest.spikes(0)), "\n                  ", SpikeLine(manifest.spikes(1)),
+          "\n"
+          "tokens            1,900,000 source, 2,000,000 target\n"
+          "trained           1:02:05\n"
+          "best              bleu 27.25 at step 1000, nll 2.5 at step 1200\n"
+          "mean of           a (manifest 000000ff), b (ema; manifest 00000000)\n"
+          "inventory         0123456789abcdef\n"
+          "corpus            c0\n"
+          "tokenizer         70\n"
+          "format            version 1, checksums of 32 B, manifest ",
+          absl::Hex(crc, absl::kZeroPad8),
+          "\n"
+          "file              tensors-00000-of-00001.bin  300 B in 10 blocks\n"
+          "\n"
+          "tensor                                       shape        elements  in file + byte\n"
+          "weight/encoder.layers.0.fc1.weight             3x5              15  "
+          "tensors-00000-of-00001.bin+0\n"
+          "weight/encoder.layers.0.fc1.bias                 3               3  "
+          "tensors-00000-of-00001.bin+60\n"));
+  ASSERT_TRUE(SetPointer(*fs_, run, "best-nll", 1234).ok());
+  ASSERT_TRUE(SetPointer(*fs_, run, "latest", 1234).ok());
+  EXPECT_THAT(RunTool({"list", run}).out,
+              ::testing::MatchesRegex(
+                  "      step  saved                   size    trained    target tokens  state     "
+                  "  marks\n"
+                  "      1234  ....-..-.. ..:.. +[0-9]+ B    1:02:05        2,000,000  intact    "
+                  "  best-nll, latest\n"));
+}
+
+TEST_F(CheckpointCommand, DiffNamesEveryKindOfDifference) {
+  std::vector<testing::SampleTensor> tensors = testing::SampleTensors(30);
+  tensors[0].shape = {5, 3};
+  tensors[1].data[1] += 2;
+  tensors[2].name = "weight/new";
+  const std::string run = JoinPath(folder_, "other");
+  ASSERT_TRUE(SaveCheckpoint(*fs_, run, testing::SampleManifest(31), testing::Views(tensors)).ok());
+  const std::string a = Run() + "/step-00000030", b = run + "/step-00000031";
+  const Outcome outcome = RunTool({"diff", Run(), run});
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_EQ(outcome.out,
+            absl::StrCat("a  ", a, "\nb  ", b,
+                         "\n"
+                         "only in a  weight/embed_tokens.weight\n"
+                         "only in b  weight/new\n"
+                         "reshaped   weight/encoder.layers.0.fc1.weight  3x5 -> 5x3\n"
+                         "   max |a-b|      relative     of elements  tensor\n"
+                         "           2      0.000664        33.3333%  "
+                         "weight/encoder.layers.0.fc1.bias\n"
+                         "6 tensors equal, 1 different, 1 reshaped, 2 in one of them only\n"));
+  EXPECT_EQ(
+      RunTool({"diff", Run(), run, "--json"}).out,
+      absl::StrCat("{\"a\": \"", a, "\", \"b\": \"", b,
+                   "\", \"step_a\": 30, \"step_b\": 31, \"identical\": false, "
+                   "\"num_equal\": 6, \"different\": [\n"
+                   "  {\"name\": \"weight/encoder.layers.0.fc1.bias\", \"num_elements\": 3, "
+                   "\"num_different\": 1, \"max_absolute\": 2, "
+                   "\"max_relative\": 0.00066395551498049632}], \"reshaped\": [\n"
+                   "  {\"name\": \"weight/encoder.layers.0.fc1.weight\", \"shape_a\": [3, 5], "
+                   "\"shape_b\": [5, 3]}], \"only_a\": [\"weight/embed_tokens.weight\"], "
+                   "\"only_b\": [\"weight/new\"]}\n"));
 }
 
 TEST_F(CheckpointCommand, VerifyExitsWithFiveAndNamesAllDamage) {

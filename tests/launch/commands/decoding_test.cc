@@ -153,6 +153,7 @@ class Decoding : public ::testing::Test {
   RunSpec Run() {
     RunSpec run = WithDefaults({});
     run.mutable_decode()->set_max_tokens(12);
+    if (max_positions_ > 0) run.mutable_model()->set_max_positions(max_positions_);
     return run;
   }
 
@@ -181,6 +182,8 @@ class Decoding : public ::testing::Test {
     const CommandLine line = {{in, out_, err_}, command, Parse(words)};
     return ScoreLines({line, Run(), *vocabulary_, world_}, pair_scorer);
   }
+
+  int max_positions_ = 0;  // 0: the default
 
  private:
   std::unique_ptr<Vocabulary> vocabulary_;
@@ -236,6 +239,19 @@ TEST_F(Decoding, ScoresTwoFilesLikeTheirTsv) {
   ASSERT_TRUE(
       Score("", {"--from=de", "--to=en", "--root", folder, "decoding.de", "decoding.en"}).ok());
   EXPECT_EQ(out(), from_tsv + from_tsv);
+}
+
+TEST_F(Decoding, WarnsOfWhatTheModelDoesNotTakeWhole) {
+  const std::string long_line = "the cat number 1 sees a dog the cat number 2 sees a dog";
+  ASSERT_TRUE(Translate(long_line + "\na\n", {"--from=de", "--to=en"}).ok());
+  ASSERT_TRUE(Score(long_line + "\ta\na\ta\n", {"--from=de", "--to=en"}).ok());
+  EXPECT_THAT(err(), Not(HasSubstr("warning")));
+  max_positions_ = 6;
+  ASSERT_TRUE(Translate(long_line + "\na\n", {"--from=de", "--to=en"}).ok());
+  EXPECT_THAT(err(), HasSubstr("warning: 1 lines were cut to model.max_positions (6 tokens)\n"));
+  ASSERT_TRUE(Score(long_line + "\ta\na\ta\n", {"--from=de", "--to=en"}).ok());
+  EXPECT_THAT(err(), HasSubstr("warning: 1 pairs have a side above model.max_positions (6 tokens) "
+                               "and score nan\n"));
 }
 
 TEST_F(Decoding, NamesAFileThatCannotBeRead) {

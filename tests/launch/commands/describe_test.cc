@@ -107,6 +107,17 @@ TEST(DescribeCommand, TakesTheVocabularyFromPrepareWhereTheModelGivesNone) {
   const Outcome opus = RunDescribe(
       {"--config", "launch/recipes/deepnet_100l.textproto", "--set", "model.vocabulary_size="});
   EXPECT_THAT(opus.err, HasSubstr("taking 250002, estimated from prepare"));
+  const auto with = [](const std::string& table) {
+    return RunDescribe({"--config", kTiny, "--set", "model.vocabulary_size=", "--set",
+                        "prepare.tokenizer.vocab_size=50", "--set", "prepare.table=" + table})
+        .err;
+  };
+  const std::string said = "model.vocabulary_size is not set: taking ";
+  EXPECT_THAT(with("{file: 'a' pivot_language: 'en' languages: 'de' languages: 'fr'}"),
+              StartsWith(said + "53 from prepare: 50 pieces and 3 languages\n"));
+  EXPECT_THAT(
+      with("[{file: 'a' pivot_language: 'en'}, {file: 'b' pivot_language: 'de' languages: 'fr'}]"),
+      StartsWith(said + "53, estimated from prepare: 50 pieces and 3 languages\n"));
   const Outcome nothing = RunDescribe({"--config", "launch/recipes/small_1000l.textproto"});
   EXPECT_EQ(nothing.code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("model.vocabulary_size: 0: required here"));

@@ -169,6 +169,13 @@ TEST(PlanCommand, SaysWhoseMemoryItTakesWhereNoneIsGiven) {
   EXPECT_EQ(gpus.code, 0) << gpus.err;
   EXPECT_THAT(gpus.err, HasSubstr("planning for GPUs without a limit"));
   EXPECT_THAT(gpus.out, HasSubstr("of a GPU, beside tensors of the model\n rank  context"));
+  const auto of_model = [](const std::string& memory) {
+    return RunPlan({"--config", kTiny, "--set", "cluster.device_memory_gib=" + memory, "--set",
+                    "compute.device=cuda", "--set", "cluster.device_model=a100", "--json"});
+  };
+  const Outcome named = of_model("");
+  EXPECT_THAT(named.err, HasSubstr("cluster.device_memory_gib is not set: taking 79.3, of A100\n"));
+  EXPECT_EQ(named.out, of_model("79.3").out);
 }
 
 TEST(PlanCommand, AThousandLayersThatDoNotFitExitWithSixAndAreShownAllTheSame) {
