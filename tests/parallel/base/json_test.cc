@@ -14,6 +14,7 @@ TEST(JsonQuoted, EscapesQuotesBackslashesAndControlCharacters) {
   EXPECT_EQ(JsonQuoted(R"(a "b" \c)"), R"("a \"b\" \\c")");
   EXPECT_EQ(JsonQuoted("one\ntwo\tthree\x01"), R"("one\ntwo\u0009three\u0001")");
   EXPECT_EQ(JsonQuoted(std::string_view("\0", 1)), R"("\u0000")");
+  EXPECT_EQ(JsonQuoted("\u0085"), R"("\u0085")");
   EXPECT_EQ(JsonQuoted("\x7f\u0080\u009f\xc2"), "\"\\u007f\\u0080\\u009f\\\\xc2\"");
 }
 

@@ -1,10 +1,17 @@
 #include "parallel/base/logging.h"
 
-#include <cstdio>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <ctime>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 
 namespace deepnet {
 namespace {
@@ -115,6 +122,8 @@ TEST(Logger, ANarrowTerminalLosesTheBarThenFiguresAndTheTimeLeftLast) {
     return line;
   };
   EXPECT_EQ(shown_on(67), "train [################----------------]  50%  loss 4  0:05 left");
+  EXPECT_EQ(shown_on(65), shown_on(67));
+  EXPECT_EQ(shown_on(64), shown_on(60));
   EXPECT_EQ(shown_on(60), "train  50%  loss 4  0:05 left");
   EXPECT_EQ(shown_on(28), "train  50%  loss  0:05 left");
   EXPECT_EQ(shown_on(10), "train  50");
@@ -138,13 +147,37 @@ TEST(LogText, ProgressIsAtMostAllAndShowsNothingThatIsUnknown) {
             "a [################################] 100%");
 }
 
-TEST(LogText, TheTimeOfDayHasTwoDigitsEach) {
-  int hours = 0, minutes = 0, seconds = 0, end = 0;
-  const std::string text = LocalTimeOfDay();
-  ASSERT_EQ(std::sscanf(text.c_str(), "%2d:%2d:%2d%n", &hours, &minutes, &seconds, &end), 3);
-  EXPECT_EQ(text.size(), 8u) << text;
-  EXPECT_EQ(end, 8) << text;
-  EXPECT_TRUE(hours < 24 && minutes < 60 && seconds <= 60) << text;
+TEST(LogText, TheTimeOfDayIsTheLocalClocks) {
+  const auto clock = [] {
+    const std::time_t now = std::time(nullptr);
+    std::array<char, 9> text = {};
+    std::strftime(text.data(), text.size(), "%H:%M:%S", std::localtime(&now));
+    return std::string(text.data());
+  };
+  std::string before, shown;
+  do {
+    before = clock();
+    shown = LocalTimeOfDay();
+  } while (before != clock());  // a second has begun meanwhile
+  EXPECT_EQ(shown, before);
+}
+
+TEST(StderrOptions, AreThoseOfTheTerminalIfItIsOne) {
+  const int kept = dup(STDERR_FILENO), terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_EQ(grantpt(terminal) + unlockpt(terminal), 0);
+  const int inner = open(ptsname(terminal), O_RDWR | O_NOCTTY), null = open("/dev/null", O_WRONLY);
+  const auto options_of = [&](int fd) {
+    dup2(fd, STDERR_FILENO);
+    const LoggerOptions options = StderrOptions();
+    dup2(kept, STDERR_FILENO);
+    return std::pair(options.terminal, options.columns);
+  };
+  EXPECT_EQ(options_of(null), std::pair(false, 100));
+  EXPECT_EQ(options_of(inner), std::pair(true, 100));  // whose size nobody knows
+  const winsize size = {.ws_row = 5, .ws_col = 57, .ws_xpixel = 0, .ws_ypixel = 0};
+  ASSERT_EQ(ioctl(inner, TIOCSWINSZ, &size), 0);
+  EXPECT_EQ(options_of(inner), std::pair(true, 57));
+  for (const int fd : {kept, terminal, inner, null}) close(fd);
 }
 
 TEST(LogText, NumbersAndTimesReadEasily) {

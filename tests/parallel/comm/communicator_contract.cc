@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -373,7 +374,11 @@ void MisuseIsRefusedAndHarmsNothing(Communicator& comm) {
   ExpectMisuse(comm.Broadcast(buffer, comm.size()), "Broadcast from rank");
   const std::vector<Buffer> too_many(comm.size() + 1, buffer);
   ExpectMisuse(comm.AllGather(buffer, too_many).status(), "AllGather");
-  ExpectMisuse(comm.AllToAll(too_many, too_many).status(), "AllToAll");
+  const std::vector<Buffer> right(comm.size(), buffer);
+  const std::string counts =
+      absl::StrCat("AllToAll: ", comm.size() + 1, " buffers in a group of ", comm.size());
+  ExpectMisuse(comm.AllToAll(too_many, right).status(), counts);
+  ExpectMisuse(comm.AllToAll(right, too_many).status(), counts);
   EXPECT_TRUE(comm.Barrier(kSoon).ok());
 }
 

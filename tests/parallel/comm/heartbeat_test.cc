@@ -330,6 +330,30 @@ TEST(Monitor, ARankThatDoesNotComeToTheBeginningEndsTheOthers) {
   EXPECT_THAT(reported, Each(HasSubstr("begin of the run, Split of 3 ranks")));
 }
 
+// The threads of rank 1 have all stopped, also the one that would say so. Rank 0 is more patient.
+TEST(Monitor, ARankThatIsHeardNoMoreIsAmongThoseThatWereHeardLast) {
+  Heard heard;
+  const auto statuses = RunRanks(kRanks, [&](Communicator& plain) -> absl::Status {
+    if (plain.rank() == 1) {  // joins as the others do
+      RETURN_IF_ERROR(AgreeOnStatus(plain, absl::OkStatus()));
+      ASSIGN_OR_RETURN(const auto group, plain.Split(/*color=*/0, /*key=*/plain.rank()));
+      return StandStill(plain);
+    }
+    Heartbeat heartbeat(plain.rank());
+    const auto on_stuck = [&](const absl::Status& status) {
+      heard.Listener()(status);
+      plain.Abort(static_cast<int>(GetExitCode(status)));
+    };
+    HeartbeatMonitor monitor(heartbeat, plain.rank() == 0 ? kPatience : kLongest, on_stuck);
+    RETURN_IF_ERROR(monitor.Join(plain));
+    return StandStill(plain);
+  });
+  for (const absl::Status& status : statuses) EXPECT_EQ(GetExitCode(status), ExitCode::kHang);
+  EXPECT_EQ(heard.Wait(),
+            "rank 2 hears nothing of another one; last heard: rank 0, ; rank 1, : no progress for "
+            "100ms (parallel.comm_timeout_seconds)");
+}
+
 class MonitoredContract : public ::testing::TestWithParam<ContractCase> {};
 
 TEST_P(MonitoredContract, Holds) {

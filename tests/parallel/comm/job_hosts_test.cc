@@ -46,6 +46,9 @@ TEST(WithNodes, TakesTheHostsOfTheJobWhereNothingIsSaid) {
   ClusterSpec given;
   given.set_devices_per_node(8);
   EXPECT_THAT(Nodes(given, {"a", "b"}), ElementsAre(0, 8, 8));
+  given.Clear();
+  given.set_nodes(3);
+  EXPECT_THAT(Nodes(given, {"a", "b"}), ElementsAre(3, 0, 3));
 }
 
 }  // namespace

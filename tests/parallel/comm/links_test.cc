@@ -1,5 +1,6 @@
 #include "parallel/comm/links.h"
 
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,37 @@ TEST(Links, AMessageThatArrivesSpoiledIsCounted) {
     for (const LinkCheck& check : checks) {
       EXPECT_EQ(check.wrong, check.name == "ring of 4096 KiB" ? 1 : 0) << check.name;
     }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+// Gathers into memory that nobody looks at.
+class LosingCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit LosingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    std::vector<Buffer> elsewhere;
+    for (const Buffer& buffer : all) {
+      lost_.emplace_back(buffer.bytes);
+      elsewhere.push_back(Buffer::Of(std::span(lost_.back())));
+    }
+    return inner().AllGather(mine, elsewhere);
+  }
+
+ private:
+  std::deque<std::vector<char>> lost_;
+};
+
+// What an earlier check left in the memory is not taken for what was to come.
+TEST(Links, BlocksThatDoNotArriveAreCounted) {
+  const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
+    LosingCommunicator comm(inner);
+    ASSIGN_OR_RETURN(const auto checks, CheckMessages(comm, {.checked_bytes = {4096}}));
+    EXPECT_EQ(checks.size(), 4u);
+    EXPECT_EQ(checks[1].name, "all-gather of 4 KiB");
+    EXPECT_EQ(checks[1].wrong, 2 * 512 - 2);  // one 0 of each rank is right by chance
+    EXPECT_EQ(checks[0].wrong + checks[2].wrong, 0);
     return absl::OkStatus();
   });
   EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);

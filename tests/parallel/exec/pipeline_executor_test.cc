@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
@@ -28,6 +29,7 @@ using ::deepnet::testing::ChecksumStage;
 using ::deepnet::testing::Fate;
 using ::deepnet::testing::HookedCommunicator;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 // Every microbatch through all chunks and back, one after the other, on one rank.
 Schedule OneRank(int num_chunks, int num_microbatches) {
@@ -203,6 +205,49 @@ TEST(PipelineExecutor, ARankThatIsFarAheadIsNotHeldUpByItsSends) {
     return RunSchedule(it.schedule, it.placement, stage, comm);
   });
   EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+}
+
+TEST(PipelineExecutor, RecordsEveryActionAndMessageAndSaysWhatItIsAt) {
+  const Case it = TwoRanks();
+  const double began = SecondsNow();
+  const auto statuses = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    ChecksumStage stage(it.placement);
+    RankTrace trace;
+    Heartbeat heartbeat;
+    int num_guarded = 0;
+    ExecutorOptions options{.trace = &trace, .heartbeat = &heartbeat};
+    options.guard = [&](absl::FunctionRef<absl::Status()> work) {
+      ++num_guarded;
+      return work();
+    };
+    RETURN_IF_ERROR(RunSchedule(it.schedule, it.placement, stage, comm, options));
+    if (comm.rank() == 0) return absl::OkStatus();
+    EXPECT_EQ(heartbeat.PhaseAndAction(), "action 1SB2");
+    EXPECT_EQ(num_guarded, 12);
+    std::string computed;
+    std::vector<std::string> messages;
+    for (const TraceEvent& event : trace.events) {
+      EXPECT_TRUE(began <= event.start && event.start <= event.end && event.end <= SecondsNow());
+      const std::string text = ToText(event.action);
+      if (event.kind == TraceKind::kWait) {
+        EXPECT_EQ(event.peer, 0) << text;
+      } else if (event.kind == TraceKind::kCompute) {
+        EXPECT_EQ(event.bytes, 0) << text;
+        EXPECT_EQ(event.peer, -1) << text;
+        absl::StrAppend(&computed, text, " ");
+      } else {
+        messages.push_back(absl::StrCat(event.kind == TraceKind::kSend ? "send " : "receive ", text,
+                                        " with ", event.peer, ", ", event.bytes, " B"));
+      }
+    }
+    EXPECT_EQ(computed, "1F0 1B0 1F1 1B1 1F2 1B2 ");
+    EXPECT_THAT(messages,
+                UnorderedElementsAre("receive 1RF0 with 0, 24 B", "receive 1RF1 with 0, 24 B",
+                                     "receive 1RF2 with 0, 24 B", "send 1SB0 with 0, 48 B",
+                                     "send 1SB1 with 0, 48 B", "send 1SB2 with 0, 48 B"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }
 
 TEST(PipelineExecutor, SendsAreReleasedEachOnce) {
