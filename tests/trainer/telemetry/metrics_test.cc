@@ -70,9 +70,10 @@ TEST(ToJson, ProtobufReadsItBack) {
 TEST(ToJson, WhatIsNoNumberIsAString) {
   StepRecord record;
   record.set_loss(std::numeric_limits<double>::quiet_NaN());
+  record.set_nll(std::numeric_limits<double>::infinity());
   record.set_learning_rate(-std::numeric_limits<double>::infinity());
   const std::string json = ToJson(record);
-  EXPECT_NE(json.find(R"("loss":"NaN")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("loss":"NaN","nll":"Infinity")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("learning_rate":"-Infinity")"), std::string::npos) << json;
 }
 
@@ -120,6 +121,42 @@ TEST(MetricsWriter, ResumingDropsLaterStepsAndATornLine) {
             "{\"kind\":\"train\",\"step\":10}\n{\"step\":20,\"loss\":1}\n{\"kind\":\"other\"}\n");
 }
 
+// A file of a few reads; lines of other programs stay if they are JSON of a few MiB.
+TEST(MetricsWriter, GoingBackKeepsEveryOtherLineWhereverItLies) {
+  const auto files = MakePosixFileSystem();
+  const std::string path = FreshPath("long.jsonl");
+  std::string text, kept;
+  const auto add = [&](const std::string& line, bool stays) {
+    text += line + "\n";
+    if (stays) kept += line + "\n";
+  };
+  for (int i = 0; i < 30000; ++i) {
+    const int step = i * 7919 % 100;
+    add("{\"kind\":\"train\",\"step\":" + std::to_string(step) + ",\"loss\":" + std::to_string(i) +
+            ".25,\"seconds\":1}",
+        step <= 20);
+  }
+  add("", false);
+  add("{\"step\":20", false);
+  add("{\"step\":}", false);
+  add("{\"step\":2x}", false);
+  add("{\"text\":\"" + std::string(5 << 20, 'a') + "\"}", true);
+  add("{\"text\":\"" + std::string(17 << 20, '}') + "\"}", false);
+  add("{\"step\":20}", true);
+  std::ofstream(path) << text;
+  auto writer = MetricsWriter::Open(*files, path, 20);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  EXPECT_TRUE(Content(path) == kept);
+  StepRecord record;
+  record.set_step(21);
+  ASSERT_TRUE((*writer)->Write(record).ok());
+  ASSERT_TRUE((*writer)->GoBack(20).ok());
+  EXPECT_TRUE(Content(path) == kept);
+  record.set_step(20);
+  ASSERT_TRUE((*writer)->Write(record).ok());
+  EXPECT_TRUE(Content(path) == kept + ToJson(record) + "\n");
+}
+
 TEST(MetricsWriter, ResumingDropsATornLineAlone) {
   const auto files = MakePosixFileSystem();
   const std::string path = FreshPath("torn.jsonl");
@@ -147,6 +184,14 @@ TEST(MetricsWriter, ALineThatDidNotFitOnTheDiskIsTornAndTheNextIsIntact) {
   EXPECT_FALSE(third.ok());
   ASSERT_TRUE((*writer)->Write(score).ok());
   EXPECT_EQ(Content(path), line + "\n" + line.substr(0, 20) + "\n" + line + "\n");
+
+  // A run that goes back drops what is torn.
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  EXPECT_FALSE((*writer)->Write(score).ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  ASSERT_TRUE((*writer)->GoBack(0).ok());
+  ASSERT_TRUE((*writer)->Write(score).ok());
+  EXPECT_EQ(Content(path), line + "\n" + line + "\n" + line + "\n");
 }
 
 TEST(MetricsWriter, AMissingFolderIsNamed) {

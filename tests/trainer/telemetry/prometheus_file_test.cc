@@ -11,12 +11,15 @@
 
 #include "absl/strings/match.h"
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 namespace deepnet {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Reads Prometheus's text strictly: every family begins with HELP and TYPE, stands once, and its
 // figures follow. Returns the figures by name and labels.
@@ -91,6 +94,59 @@ TEST(PrometheusFile, HasTheNewestFiguresOfEachKindWithTheirLabels) {
   EXPECT_EQ(figures.at("deepnet_validation_nll_nats{" + run + ",direction=\"de-en\"}"), "2.5");
   EXPECT_EQ(figures.count("deepnet_validation_nll_nats{" + run + ",direction=\"en-de\"}"), 0u);
   EXPECT_EQ(figures.count("deepnet_validation_bleu{" + run + ",direction=\"de-en\"}"), 0u);
+}
+
+// Each figure is of its field.
+TEST(PrometheusFile, HasAllFiguresOfARun) {
+  PrometheusFile file("unused.prom", "r");
+  EXPECT_FALSE(file.has_steps());
+  StepRecord step;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      R"(step: 1 skipped_steps: 2 source_tokens: 3 target_tokens: 4 restarts: 5 seconds: 6.5 loss: 7
+         nll: nan gradient_norm: -inf learning_rate: 10 tokens_per_second: 11 resident_bytes: 12
+         mfu: 13 gemm_efficiency: 14 bubble: 15 loss_scale: 16 seconds_to_end: 17)",
+      &step));
+  file.Remember(step);
+  EXPECT_TRUE(file.has_steps());
+  SaveRecord save;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      "step: 18 seconds: 19 stall_seconds: 20 failed_saves: 21", &save));
+  file.Remember(save);
+  EvalRecord scores;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      "step: 22 directions { direction: 'a-b' nll: 0 bleu: 24 }", &scores));
+  file.Remember(scores);
+  const std::map<std::string, std::string> expected = {
+      {"steps_total", "1"},         {"skipped_steps_total", "2"},
+      {"source_tokens_total", "3"}, {"target_tokens_total", "4"},
+      {"restarts_total", "5"},      {"train_seconds_total", "6.5"},
+      {"loss_nats", "7"},           {"nll_nats", "NaN"},
+      {"gradient_norm", "-Inf"},    {"learning_rate", "10"},
+      {"tokens_per_second", "11"},  {"resident_memory_peak_bytes", "12"},
+      {"mfu_ratio", "13"},          {"gemm_efficiency_ratio", "14"},
+      {"bubble_ratio", "15"},       {"loss_scale", "16"},
+      {"remaining_seconds", "17"},  {"saved_steps", "18"},
+      {"save_seconds", "19"},       {"save_stall_seconds", "20"},
+      {"failed_saves_total", "21"}, {"validated_steps", "22"},
+      {"next_save_seconds", "25"},  {"next_validation_seconds", "26"}};
+  std::map<std::string, std::string> named = {
+      {"deepnet_validation_nll_nats{run=\"r\",direction=\"a-b\"}", "0"},
+      {"deepnet_validation_bleu{run=\"r\",direction=\"a-b\"}", "24"}};
+  for (const auto& [name, value] : expected) named["deepnet_" + name + "{run=\"r\"}"] = value;
+  EXPECT_EQ(Parse(file.Text({.save = 25, .validation = 26})), named);
+}
+
+TEST(PrometheusFile, IsMadeBelowTheRootForTheNameOrElseTheFolderOfTheRun) {
+  RunSpec run;
+  EXPECT_EQ(MakePrometheusFile(run, "/root"), nullptr);
+  run.mutable_train()->set_prometheus_file("no/such.prom");
+  run.set_folder("runs/a");
+  auto file = MakePrometheusFile(run, "/nowhere");
+  EXPECT_THAT(std::string(file->Write({}).message()), HasSubstr("/nowhere/no/such.prom"));
+  EXPECT_THAT(file->Text({}), AllOf(HasSubstr("deepnet_steps_total{run=\"runs/a\"} 0\n"),
+                                    Not(HasSubstr("saved_")), Not(HasSubstr("validat"))));
+  run.set_name("b");
+  EXPECT_THAT(MakePrometheusFile(run, "")->Text({}), HasSubstr("_steps_total{run=\"b\"} 0\n"));
 }
 
 TEST(PrometheusFile, IsReplacedAndLeavesNothingBeside) {

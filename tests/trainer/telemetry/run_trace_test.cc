@@ -2,12 +2,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
+#include "tests/support/memory_file_system.h"
+#include "tests/support/run_ranks.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/traced_ops.h"
 
@@ -60,6 +65,53 @@ TEST(RunTrace, ASaveBeginsWithTheTraceAtTheEarliest) {
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_NE(json->find("\"cat\": \"step\", \"args\": {\"step\": 3}, \"ts\": 0.000"), json->npos)
       << *json;
+}
+
+TEST(RunTrace, RankZeroWritesTheTracedStepsAndAFailureIsAWarning) {
+  testing::MemoryFileSystem fs;
+  ASSERT_TRUE(fs.MakeFolder("run").ok());
+  for (const bool fails : {false, true}) {
+    if (fails) fs.StopAfter(0);
+    std::vector<std::string> logs(2);
+    const absl::Status status = FirstError(RunRanks(2, [&](Communicator& world) -> absl::Status {
+      std::ostringstream text;
+      Logger log({.stream = &text, .time_of_day = [] { return "T"; }});
+      ComputeSpec compute;
+      compute.set_dtype(FLOAT32);
+      compute.set_threads_per_rank(1);
+      const std::unique_ptr<TracedOps> ops = Traced(MakeNativeOps(compute));
+      RunTrace trace({3, 4});
+      for (int64_t step = 2; step <= 5; ++step) {
+        trace.Begin(step, ops.get());
+        EXPECT_EQ(trace.current() != nullptr, step == 3 || step == 4);
+        EXPECT_EQ(trace.Due(step), step == 4);
+        EXPECT_EQ(trace.Due(step, /*last=*/true), step == 3 || step == 4);
+        SaveRecord record;
+        record.set_bytes(1000 + step);
+        if (world.rank() == 0) trace.AddSave(record);
+        if (step == 4) {
+          RETURN_IF_ERROR(trace.Write(world, *ops, fs, "run", log));
+          EXPECT_EQ(trace.current(), nullptr);
+        }
+      }
+      logs[world.rank()] = text.str();
+      return absl::OkStatus();
+    }));
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(logs[1], "");
+    if (fails) {
+      EXPECT_EQ(logs[0], "T warning: cannot write 'run/trace-3-4.json': the world has stopped\n");
+      continue;
+    }
+    const auto json = ReadWholeFile(fs, "run/trace-3-4.json", 1 << 20);
+    ASSERT_TRUE(json.ok()) << json.status();
+    EXPECT_EQ(logs[0], "T trace in run/trace-3-4.json, for ui.perfetto.dev or chrome://tracing: " +
+                           WithCommas(static_cast<int64_t>(json->size())) + " bytes\n");
+    for (int step = 2; step <= 5; ++step) {
+      const std::string bytes = "\"bytes\": " + std::to_string(1000 + step);
+      EXPECT_EQ(json->find(bytes) != json->npos, step == 3 || step == 4) << bytes << *json;
+    }
+  }
 }
 
 }  // namespace
