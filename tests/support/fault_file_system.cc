@@ -16,7 +16,7 @@ class FaultAppendFile final : public AppendFile {
       : fs_(fs), path_(std::move(path)), inner_(std::move(inner)) {}
 
   absl::Status Append(std::string_view bytes) override {
-    if (const absl::Status failed = fs_.Count(); !failed.ok()) {
+    if (const absl::Status failed = fs_.Count("append", path_); !failed.ok()) {
       inner_->Append(bytes.substr(0, fs_.Reserve(bytes.size() / 2))).IgnoreError();
       return failed;
     }
@@ -26,11 +26,11 @@ class FaultAppendFile final : public AppendFile {
     return absl::ResourceExhaustedError(absl::StrCat("no space for '", path_, "'"));
   }
   absl::Status Sync() override {
-    RETURN_IF_ERROR(fs_.Count());
+    RETURN_IF_ERROR(fs_.Count("sync", path_));
     return inner_->Sync();
   }
   absl::Status Close() override {
-    const absl::Status failed = fs_.Count();
+    const absl::Status failed = fs_.Count("close", path_);
     absl::Status closed = inner_->Close();
     return failed.ok() ? closed : failed;
   }
@@ -41,8 +41,14 @@ class FaultAppendFile final : public AppendFile {
   const std::unique_ptr<AppendFile> inner_;
 };
 
-absl::Status FaultFileSystem::Count() {
+absl::Status FaultFileSystem::Count(const char* kind, const std::string& path) {
   const std::lock_guard lock(mutex_);
+  std::string change = absl::StrCat(kind, " ", path);
+  if (const size_t name = change.rfind('/') + 1; IsUnusedName(change.substr(name))) {
+    change.replace(name, change.npos, "unused");
+  }
+  if (*kind != '\0' && (changes_.empty() || changes_.back() != change)) changes_.push_back(change);
+  if (change == failing_change_) return failure_;
   return calls_++ == failing_call_ ? failure_ : absl::OkStatus();
 }
 
@@ -55,13 +61,13 @@ size_t FaultFileSystem::Reserve(size_t wanted) {
 
 absl::StatusOr<std::unique_ptr<AppendFile>> FaultFileSystem::OpenForAppend(
     const std::string& path) {
-  RETURN_IF_ERROR(Count());
+  RETURN_IF_ERROR(Count("open", path));
   ASSIGN_OR_RETURN(auto file, inner_.OpenForAppend(path));
   return std::make_unique<FaultAppendFile>(*this, path, std::move(file));
 }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> FaultFileSystem::CreateNew(const std::string& path) {
-  RETURN_IF_ERROR(Count());
+  RETURN_IF_ERROR(Count("create", path));
   ASSIGN_OR_RETURN(auto file, inner_.CreateNew(path));
   return std::make_unique<FaultAppendFile>(*this, path, std::move(file));
 }
@@ -76,12 +82,14 @@ absl::StatusOr<int64_t> FaultFileSystem::ReadAt(const std::string& path, int64_t
 }
 
 absl::Status FaultFileSystem::Rename(const std::string& from, const std::string& to) {
-  RETURN_IF_ERROR(Count());
+  const std::string name = from.substr(from.rfind('/') + 1);
+  const std::string named = IsUnusedName(name) ? JoinPath(ParentFolder(from), "unused") : from;
+  RETURN_IF_ERROR(Count("rename", absl::StrCat(named, " ", to)));
   return inner_.Rename(from, to);
 }
 
 absl::Status FaultFileSystem::Delete(const std::string& path) {
-  RETURN_IF_ERROR(Count());
+  RETURN_IF_ERROR(Count("delete", path));
   const absl::StatusOr<int64_t> bytes = inner_.Size(path);
   const bool is_folder = inner_.List(path).ok();
   RETURN_IF_ERROR(inner_.Delete(path));
@@ -96,12 +104,12 @@ absl::Status FaultFileSystem::DeleteTree(const std::string& path) {
 }
 
 absl::Status FaultFileSystem::MakeFolder(const std::string& path) {
-  RETURN_IF_ERROR(Count());
+  RETURN_IF_ERROR(Count("make", path));
   return inner_.MakeFolder(path);
 }
 
 absl::Status FaultFileSystem::SyncFolder(const std::string& folder) {
-  RETURN_IF_ERROR(Count());
+  RETURN_IF_ERROR(Count("sync", folder));
   return inner_.SyncFolder(folder);
 }
 
@@ -119,6 +127,22 @@ void FaultFileSystem::SetRoom(int64_t bytes) {
 int64_t FaultFileSystem::num_calls() const {
   const std::lock_guard lock(mutex_);
   return calls_;
+}
+
+std::vector<std::string> FaultFileSystem::changes() const {
+  const std::lock_guard lock(mutex_);
+  return changes_;
+}
+
+void FaultFileSystem::ClearChanges() {
+  const std::lock_guard lock(mutex_);
+  changes_.clear();
+}
+
+void FaultFileSystem::FailChange(std::string change, absl::Status status) {
+  const std::lock_guard lock(mutex_);
+  failing_change_ = std::move(change);
+  failure_ = std::move(status);
 }
 
 int64_t FaultFileSystem::read_bytes() const {

@@ -44,12 +44,19 @@ class FaultFileSystem final : public FileSystem {
   // kResourceExhausted. Deleting a file makes room again.
   void SetRoom(int64_t bytes);
   int64_t num_calls() const;
+  // The changing calls since the last ClearChanges(), "rename run/a run/b"; one line for several of
+  // a kind and path in a row. Names that nobody uses (UnusedName()) are called "unused".
+  std::vector<std::string> changes() const;
+  void ClearChanges();
+  // Lets every change fail that changes() calls so.
+  void FailChange(std::string change, absl::Status status);
   int64_t read_bytes() const;  // bytes that ReadAt has returned
 
  private:
   friend class FaultAppendFile;
 
-  absl::Status Count();
+  // Counts a call; `kind` and `path` describe a changing one.
+  absl::Status Count(const char* kind = "", const std::string& path = "");
   // Returns how many of `wanted` bytes fit.
   size_t Reserve(size_t wanted);
 
@@ -57,6 +64,8 @@ class FaultFileSystem final : public FileSystem {
   mutable std::mutex mutex_;  // guards all below
   int64_t calls_ = 0;
   int64_t read_bytes_ = 0;
+  std::vector<std::string> changes_;
+  std::string failing_change_;
   int64_t failing_call_ = -1;
   absl::Status failure_;
   int64_t room_ = std::numeric_limits<int64_t>::max();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -72,8 +73,14 @@ TEST(Checkpoint, TensorThatIsMissingOrOfAnotherShapeIsNamed) {
   const Manifest manifest = *ReadManifest(fs, "run/step-00000003");
   std::vector<SampleTensor> missing = {{"weight/other", {1}, {0.0f}}};
   absl::Status status = ReadTensors(fs, "run/step-00000003", manifest, MutableViews(missing));
-  EXPECT_THAT(Text(status), HasSubstr("'weight/other' is not stored there"));
+  EXPECT_EQ(Text(status),
+            "reading checkpoint 'run/step-00000003': 'weight/other' is not stored there");
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  missing.push_back({"weight/another", {1}, {0.0f}});
+  status = ReadTensors(fs, "run/step-00000003", manifest, MutableViews(missing));
+  EXPECT_EQ(Text(status),
+            "reading checkpoint 'run/step-00000003': 'weight/another' (and others) is not stored "
+            "there");
 
   std::vector<SampleTensor> reshaped = {SampleTensors(0)[0]};
   reshaped[0].shape = {5, 3};
@@ -91,6 +98,39 @@ TEST(Checkpoint, BlocksAreSixteenMebibytesUnlessSaidOtherwise) {
   ASSERT_EQ(read.files_size(), 1);
   EXPECT_EQ(read.files(0).file(), "tensors-00000-of-00001.bin");
   EXPECT_EQ(read.files(0).block_crc32c_size(), 1);
+}
+
+// Pieces are of 1 MiB, so these blocks end inside the third one.
+TEST(Checkpoint, BlocksThatAreNoMultipleOfAPieceHoldTheirChecksums) {
+  MemoryFileSystem fs;
+  constexpr int64_t kBlock = (int64_t{5} << 19) + 4;
+  std::vector<SampleTensor> saved = {{"weight/a", {3}, {1.0f, 2.0f, 3.0f}},
+                                     {"weight/b", {1 << 20}, std::vector<float>(1 << 20)},
+                                     {"weight/c", {1 << 19}, std::vector<float>(1 << 19)}};
+  for (size_t t = 1; t < saved.size(); ++t) {
+    std::iota(saved[t].data.begin(), saved[t].data.end(), static_cast<float>(t));
+  }
+  Manifest manifest = SampleManifest(1);
+  manifest.set_block_bytes(kBlock);
+  ASSERT_TRUE(SaveCheckpoint(fs, "run", manifest, Views(saved)).ok());
+  std::string bytes;
+  for (const SampleTensor& tensor : saved) {
+    bytes.append(reinterpret_cast<const char*>(tensor.data.data()), 4 * tensor.data.size());
+  }
+  const Manifest read = *ReadManifest(fs, "run/step-00000001");
+  EXPECT_EQ(*ReadWholeFile(fs, "run/step-00000001/tensors-00000-of-00001.bin", 1 << 30), bytes);
+  std::vector<uint32_t> checksums;
+  for (size_t at = 0; at < bytes.size(); at += kBlock) {
+    checksums.push_back(Crc32c(std::string_view(bytes).substr(at, kBlock)));
+  }
+  EXPECT_THAT(read.files(0).block_crc32c(), ElementsAreArray(checksums));
+  EXPECT_EQ(read.files(0).bytes(), static_cast<int64_t>(bytes.size()));
+  std::vector<SampleTensor> loaded = saved;
+  for (SampleTensor& tensor : loaded) tensor.data.assign(tensor.data.size(), 0.0f);
+  const absl::Status status = ReadTensors(fs, "run/step-00000001", read, MutableViews(loaded));
+  ASSERT_TRUE(status.ok()) << status;
+  for (size_t t = 0; t < saved.size(); ++t) EXPECT_TRUE(loaded[t].data == saved[t].data) << t;
+  EXPECT_TRUE(VerifyTensors(fs, "run/step-00000001", read).ok());
 }
 
 TEST(Checkpoint, TensorInPartsOverTwoFilesIsReadWhole) {
@@ -116,6 +156,31 @@ TEST(Checkpoint, TensorInPartsOverTwoFilesIsReadWhole) {
   const absl::Status status = ReadTensors(fs, ".", *ReadManifest(fs, "."), MutableViews(tensors));
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_THAT(tensors[0].data, ElementsAre(0.5f, 0.75f, 1.5f, 1.75f));
+  // What is not asked for may be lost.
+  ASSERT_TRUE(fs.Delete(TensorFileName(0, 2)).ok());
+  std::vector<float> second(2);
+  const MutableNamedTensor part[] = {{"weight/x", {4}, second, /*first_element=*/2}};
+  EXPECT_TRUE(ReadTensors(fs, ".", manifest, part).ok());
+  EXPECT_THAT(second, ElementsAre(1.5f, 1.75f));
+}
+
+TEST(Checkpoint, PartsThatCannotBeEndTheProgramWithTheirName) {
+  MemoryFileSystem fs;
+  std::vector<float> data(4);
+  const auto write = [&](const std::vector<NamedTensor>& tensors) {
+    (void)WriteShard(fs, "run", 1, {}, tensors);
+  };
+  const NamedTensor whole = {"weight/x", {4}, data};
+  EXPECT_DEATH(write({{"weight/x", {5}, data, 2}}), "weight/x: elements 2 to 6 of 5");
+  EXPECT_DEATH(write({{"weight/x", {5}, data, -1}}), "weight/x: elements -1 to 3 of 5");
+  EXPECT_DEATH(write({{"weight/x", {4}, {}}}), "weight/x has no elements");
+  EXPECT_DEATH(write({whole, whole}), "weight/x is given twice");
+  ASSERT_TRUE(SaveSample(fs, "run", 3).ok());
+  const Manifest manifest = *ReadManifest(fs, "run/step-00000003");
+  const std::string name = "weight/encoder.layers.0.fc1.bias";
+  const MutableNamedTensor beyond[] = {{name, {3}, data}};
+  EXPECT_DEATH((void)ReadTensors(fs, "run/step-00000003", manifest, beyond),
+               "fc1.bias: elements 0 to 4 of 3");
 }
 
 // Three writers share the sample: cuts inside tensors, one writer without anything.
@@ -205,6 +270,89 @@ TEST(Manifest, ThatReachesOutOfItsFileIsRefused) {
               HasSubstr("do not make a whole"));
   EXPECT_THAT(refusal([](ShardFile& f) { f.set_bytes(int64_t{1} << 62); }), HasSubstr("checksums"));
   EXPECT_THAT(refusal([](ShardFile& f) { f.set_file("../other"); }), HasSubstr("no name"));
+  // Into the tensor before, by one element: its bytes would be read as those of two.
+  EXPECT_THAT(refusal([](ShardFile& f) { f.mutable_extents(1)->set_offset(56); }),
+              HasSubstr("fc1.bias' does not fit"));
+  EXPECT_THAT(refusal([](ShardFile& f) { f.mutable_extents(1)->set_num_elements(0); }),
+              HasSubstr("fc1.bias' does not fit"));
+  EXPECT_THAT(refusal([](ShardFile& f) { f.mutable_block_crc32c()->RemoveLast(); }),
+              HasSubstr("tensors-00000-of-00001.bin has 300 bytes but 9 checksums"));
+}
+
+TEST(Manifest, WhosePartsAreNoWholeOrWhoseFilesAreListedTwiceIsRefused) {
+  Manifest good = SampleManifest(1);
+  good.set_format_version(1);
+  for (int part = 0; part < 2; ++part) {
+    ShardFile* file = good.add_files();
+    file->set_file(TensorFileName(part, 2));
+    file->set_bytes(8);
+    file->add_block_crc32c(0);
+    TensorExtent* extent = file->add_extents();
+    extent->set_name("weight/x");
+    extent->add_shape(2);
+    extent->add_shape(2);
+    extent->set_first_element(2 * part);
+    extent->set_num_elements(2);
+  }
+  EXPECT_TRUE(ParseManifest(SerializeManifest(good)).ok());
+  const auto refusal = [&good](auto change) {
+    Manifest bad = good;
+    change(bad);
+    return Text(ParseManifest(SerializeManifest(bad)).status());
+  };
+  const std::string no_whole = "the parts of 'weight/x' do not make a whole";
+  const auto second = [](Manifest& m) { return m.mutable_files(1)->mutable_extents(0); };
+  EXPECT_EQ(refusal([&](Manifest& m) { second(m)->set_first_element(1); }), no_whole);
+  EXPECT_EQ(refusal([&](Manifest& m) { second(m)->set_num_elements(1); }), no_whole);
+  EXPECT_EQ(refusal([&](Manifest& m) {
+              second(m)->clear_shape();
+              second(m)->add_shape(4);
+            }),
+            no_whole);
+  EXPECT_EQ(refusal([&](Manifest& m) { second(m)->set_first_element(0); }),
+            "'weight/x' is stored twice");
+  EXPECT_EQ(refusal([&](Manifest& m) { m.mutable_files(1)->set_file(m.files(0).file()); }),
+            "tensors-00000-of-00002.bin is listed twice");
+  for (const int64_t bytes : {int64_t{-1}, int64_t{0}, kMaxBlockBytes + 1}) {
+    EXPECT_EQ(refusal([&](Manifest& m) { m.set_block_bytes(bytes); }),
+              absl::StrCat("block_bytes is ", bytes));
+  }
+  EXPECT_EQ(refusal([](Manifest& m) { m.set_block_bytes(kMaxBlockBytes); }), "");
+}
+
+TEST(Manifest, OfTooFewBytesOrAnotherMessageIsRefused) {
+  const std::string nothing = SerializeManifest({});
+  ASSERT_EQ(nothing.size(), 6u);
+  EXPECT_EQ(Text(ParseManifest(nothing.substr(1)).status()), "it has only 5 bytes");
+  EXPECT_EQ(Text(ParseManifest(nothing).status()), "format_version is 0; this program reads 1");
+  std::string bytes = "no message";
+  const uint32_t checksum = Crc32c(bytes);
+  bytes += nothing.substr(0, 2);
+  for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(checksum >> shift);
+  EXPECT_EQ(Text(ParseManifest(bytes).status()), "it is no Manifest");
+}
+
+TEST(CheckpointSteps, AreInTheOrderOfNumbersNotOfNames) {
+  const std::vector<std::string> names = {"latest", "step-00000007.deepnet-unfinished",
+                                          "step-100000000", "step-99999999"};
+  EXPECT_THAT(CheckpointSteps(names), ElementsAre(99999999, 100000000));
+}
+
+TEST(VocabularyFile, OfSomebodyElseIsNotReplaced) {
+  MemoryFileSystem fs;
+  ASSERT_TRUE(WriteVocabularyFile(fs, "run", "languages.txt", "de\nen\n").ok());
+  ASSERT_TRUE(WriteVocabularyFile(fs, "run", "languages.txt", "de\nen\n").ok());  // the same
+  for (const char* other : {"de\nfr\n", "de\n", "de\nen\nfr\n"}) {
+    const absl::Status status = WriteVocabularyFile(fs, "run", "languages.txt", other);
+    EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig);
+    EXPECT_EQ(Text(status),
+              "'run/languages.txt' is there, is another one and would be replaced; name another "
+              "folder");
+    EXPECT_EQ(*ReadWholeFile(fs, "run/languages.txt", 100), "de\nen\n");
+  }
+  ASSERT_TRUE(ReplaceFile(fs, "run/metrics.jsonl", "").ok());  // a run's own folder
+  ASSERT_TRUE(WriteVocabularyFile(fs, "run", "languages.txt", "de\nfr\n").ok());
+  EXPECT_EQ(*ReadWholeFile(fs, "run/languages.txt", 100), "de\nfr\n");
 }
 
 TEST(Manifest, OfALaterFormatIsRefusedWithBothVersions) {
@@ -289,6 +437,7 @@ TEST(ResolveCheckpoint, TakesACheckpointAPointerOrARun) {
   EXPECT_EQ(*ResolveCheckpoint(fs, "run"), "run/step-00000020");
   const absl::Status status = ResolveCheckpoint(fs, "elsewhere").status();
   EXPECT_THAT(Text(status), HasSubstr("'elsewhere': no checkpoint, run folder or pointer: "));
+  EXPECT_EQ(CheckpointPath(fs, "/"), "/");
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
 }
 

@@ -80,6 +80,31 @@ TEST(CheckSameRun, NamesEachFieldThatDecidesTheBits) {
                     HasSubstr("optim.virtual_replicas is 0 in the checkpoint and 3")));
 }
 
+TEST(CheckSameRun, SaysAllInOneLine) {
+  Manifest other = SavedRun();
+  other.mutable_run()->mutable_data()->mutable_microbatch()->set_max_target_tokens(800);
+  other.mutable_run()->mutable_data()->mutable_microbatch()->set_max_source_tokens(700);
+  other.clear_corpus_hash();
+  EXPECT_EQ(Difference(other),
+            "the checkpoint of step 10 is of another run: data.microbatch is "
+            "{ max_target_tokens: 900 } in the checkpoint and "
+            "{ max_source_tokens: 700 max_target_tokens: 800 } in this run; the corpus's content "
+            "hash is bb in the checkpoint and none in this run");
+}
+
+TEST(CheckSameRun, MorePairsThanTargetTokensAreAsManyPairs) {
+  Manifest saved = SavedRun();
+  const auto pairs = [](Manifest& manifest, int32_t max) {
+    manifest.mutable_run()->mutable_data()->mutable_microbatch()->set_max_sentences(max);
+  };
+  Manifest now = saved;
+  pairs(saved, 1000);
+  pairs(now, 900);
+  EXPECT_EQ(CheckSameRun(saved, now), absl::OkStatus());
+  pairs(saved, 899);
+  EXPECT_FALSE(CheckSameRun(saved, now).ok());
+}
+
 // As a newer program writes it.
 TEST(CheckSameRun, AFieldOfAPartThatIsNotKnownIsNoDifference) {
   RunSpec run = SavedRun().run();

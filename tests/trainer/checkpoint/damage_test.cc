@@ -142,6 +142,30 @@ TEST_F(Damage, ElsewhereInTheFileDoesNotMatterToAnotherTensor) {
   EXPECT_EQ(first[0].data, SampleTensors(20)[0].data);
 }
 
+// Blocks of two elements, a tensor each.
+TEST(Damaged, BlocksBesideATensorAreNeitherReadNorBlamedOnIt) {
+  MemoryFileSystem fs;
+  std::vector<SampleTensor> tensors;
+  for (const char* name : {"weight/a", "weight/b", "weight/c"}) {
+    tensors.push_back({name, {2}, {1.5f, 2.5f}});
+  }
+  Manifest manifest = SampleManifest(1);
+  manifest.set_block_bytes(8);
+  ASSERT_TRUE(SaveCheckpoint(fs, "run", manifest, Views(tensors)).ok());
+  const std::string file = "run/step-00000001/tensors-00000-of-00001.bin";
+  fs.FlipBit(file, 3, 0);
+  fs.FlipBit(file, 16, 0);
+  manifest = *ReadManifest(fs, "run/step-00000001");
+  std::vector<SampleTensor> read = {{"weight/b", {2}, {0.0f, 0.0f}}};
+  EXPECT_TRUE(ReadTensors(fs, "run/step-00000001", manifest, MutableViews(read)).ok());
+  EXPECT_EQ(read[0].data, tensors[1].data);
+  fs.FlipBit(file, 15, 7);
+  const absl::Status status = ReadTensors(fs, "run/step-00000001", manifest, MutableViews(read));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("is damaged in block 1 (bytes 8 to 15): checksum "),
+                    HasSubstr("; 'weight/b' is stored there")));
+}
+
 TEST_F(Damage, ByTruncationOfAnyLengthIsDetected) {
   for (const std::string path : {kTensors, kManifest}) {
     const std::string whole = *ReadWholeFile(fs_, path, 1 << 20);
@@ -157,6 +181,7 @@ TEST_F(Damage, ByTruncationOfAnyLengthIsDetected) {
 TEST_F(Damage, ByALongerFileIsDetected) {
   Resize(kTensors, static_cast<size_t>(*fs_.Size(kTensors)) + 1);
   ExpectStepTenIsFoundWithNote("bytes; its manifest says");
+  EXPECT_EQ(ReadStepTwenty().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(Damage, ByAMissingFileIsDetected) {

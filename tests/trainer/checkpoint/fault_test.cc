@@ -15,6 +15,7 @@
 namespace deepnet {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::ExpectHoldsSample;
 using testing::FaultFileSystem;
 using testing::MemoryFileSystem;
@@ -75,6 +76,41 @@ TEST(Fault, OfADiskWithAnyRoomLeavesOlderCheckpointsAndMakesRoomAgain) {
     ExpectNewestHolds(fs, 30, 30);
   }
   EXPECT_GT(needed, 500);
+}
+
+// The file system's promise depends on this order; no crash of a test shows all of it.
+TEST(Save, MakesTheNewOneDurableBeforeItTakesTheOldOnesName) {
+  MemoryFileSystem memory;
+  FaultFileSystem fs(memory);
+  ASSERT_TRUE(SaveSample(fs, "run", 20).ok());
+  fs.ClearChanges();
+  ASSERT_TRUE(SaveSample(fs, "run", 20).ok());
+  const std::string now = "run/step-00000020", next = now + ".deepnet-unfinished",
+                    before = now + ".deepnet-replaced", tensors = "/tensors-00000-of-00001.bin",
+                    manifest = "/manifest.pb";
+  EXPECT_THAT(
+      fs.changes(),
+      ElementsAre("make run", "make " + next, "create " + next + tensors,
+                  "append " + next + tensors, "sync " + next + tensors, "close " + next + tensors,
+                  "create " + next + manifest, "append " + next + manifest,
+                  "sync " + next + manifest, "close " + next + manifest, "sync " + next, "sync run",
+                  "rename " + now + " " + before, "sync run", "rename " + next + " " + now,
+                  "sync run", "delete " + before + manifest, "delete " + before + tensors,
+                  "delete " + before, "create run/unused", "append run/unused", "sync run/unused",
+                  "close run/unused", "rename run/unused run/latest", "sync run"));
+}
+
+TEST(DeleteOldCheckpoints, TakesTheNameAwayBeforeTheFirstFile) {
+  MemoryFileSystem memory;
+  FaultFileSystem fs(memory);
+  ASSERT_TRUE(SaveSample(fs, "run", 10).ok() && SaveSample(fs, "run", 20).ok());
+  fs.ClearChanges();
+  ASSERT_TRUE(DeleteOldCheckpoints(fs, "run", {}).ok());
+  const std::string gone = "run/step-00000010.deepnet-unfinished";
+  EXPECT_THAT(
+      fs.changes(),
+      ElementsAre("rename run/step-00000010 " + gone, "sync run", "delete " + gone + "/manifest.pb",
+                  "delete " + gone + "/tensors-00000-of-00001.bin", "delete " + gone));
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ TEST(DeleteNewerCheckpoints, SetsPointersBackToWhatIsThere) {
   ASSERT_TRUE(SetPointer(fs, "run", "best-nll", 30).ok());
   Manifest manifest;
   manifest.set_step(20);
-  for (const auto& [metric, step] :
-       {std::pair("bleu", 10), std::pair("nll", 5), std::pair("chrf", 30)}) {
+  for (const auto& [metric, step] : {std::pair("bleu", 10), std::pair("nll", 5),
+                                     std::pair("chrf", 30), std::pair("comet", 20)}) {
     BestScore& best = *manifest.add_best();
     best.set_metric(metric);
     best.set_step(step);
@@ -84,8 +84,9 @@ TEST(DeleteNewerCheckpoints, SetsPointersBackToWhatIsThere) {
               ElementsAre("best-bleu", "latest", "step-00000010", "step-00000020"));
   EXPECT_EQ(*GetPointer(fs, "run", "latest"), 20);
   EXPECT_EQ(*GetPointer(fs, "run", "best-bleu"), 10);
-  ASSERT_EQ(manifest.best_size(), 1);
+  ASSERT_EQ(manifest.best_size(), 2);
   EXPECT_EQ(manifest.best(0).metric(), "bleu");
+  EXPECT_EQ(manifest.best(1).metric(), "comet");
 }
 
 TEST(DeleteOldCheckpoints, DeletesNothingMoreOnceItIsCancelled) {
@@ -197,6 +198,20 @@ TEST_F(Prune, IsRefusedWhileARunHoldsTheLockAndNamesIt) {
   EXPECT_TRUE(PlanPrune(fs_, "run", {}, {}).ok());
   run->reset();
   EXPECT_EQ(Names(), kAll);
+}
+
+TEST_F(Prune, DeletesNothingWhereItsLockIsTakenAway) {
+  RunOwner thief = MakeRunOwner("78");
+  const auto files = MakeObservedFileSystem(fs_, [&](const std::string& path) {
+    if (path != "run/step-00000040/manifest.pb" || !*Exists(fs_, "run/lock")) return;
+    EXPECT_TRUE(ReplaceFile(fs_, "run/lock", thief.DebugString()).ok());
+  });
+  const absl::Status status = PruneRun(*files, "run", {}, {}, {}).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("was taken away and is held by process"));
+  std::vector<std::string> names = Names();
+  std::erase(names, "lock");  // the other one's
+  EXPECT_EQ(names, kAll);
 }
 
 TEST_F(Prune, TakesTheLockOfADeadRunOver) {

@@ -3,17 +3,21 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/fault_file_system.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/support/thread_limit.h"
 #include "trainer/checkpoint/background_task.h"
@@ -24,6 +28,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using testing::FaultFileSystem;
 using ::testing::HasSubstr;
 using testing::MemoryFileSystem;
 using ::testing::UnorderedElementsAreArray;
@@ -62,6 +67,54 @@ TEST(RunLock, IsAFileThatNamesItsOwnerAndGoesWithIt) {
   EXPECT_TRUE((*lock)->Beat().ok());
   lock->reset();
   EXPECT_THAT(*fs.List("run"), ElementsAre());
+}
+
+TEST(RunLock, IsDurableBeforeItCounts) {
+  MemoryFileSystem memory;
+  FaultFileSystem fs(memory);
+  const RunOwner dead = OwnerOn("a");
+  const Lock first = RunLock::Acquire(fs, "run", dead, {.beat = absl::InfiniteDuration()});
+  ASSERT_TRUE(first.ok()) << first.status();
+  fs.ClearChanges();
+  {
+    const Lock lock = Acquire(fs, "b", {}, OwnerState::kGone);
+    ASSERT_TRUE(lock.ok() && (*lock)->Beat().ok());
+  }
+  const std::string claim = "run/lock.takeover-" + dead.token();
+  EXPECT_THAT(
+      fs.changes(),
+      ElementsAre("make run", "create run/lock", "create " + claim, "append " + claim,
+                  "sync " + claim, "sync run", "rename run/lock " + claim, "delete " + claim,
+                  "create run/lock", "append run/lock", "sync run/lock", "sync run",
+                  "append run/lock", "sync run/lock", "delete run/lock", "sync run"));
+}
+
+// A file system's error is the refusal; nothing stays that would keep the next one waiting.
+TEST(RunLock, IsNotHeldWhereOneCallFails) {
+  for (const OwnerState before : {OwnerState::kRuns, OwnerState::kGone, OwnerState::kUnknown}) {
+    int64_t failures = 0, recovered = 0;
+    for (bool ended = false; !ended; ++failures) {
+      SCOPED_TRACE(failures);
+      MemoryFileSystem memory;
+      FaultFileSystem fs(memory);
+      Lock dead = absl::UnknownError("none");
+      if (before != OwnerState::kRuns) dead = Acquire(fs, "a");
+      const int64_t calls = fs.num_calls();
+      fs.FailCall(calls + failures, absl::DataLossError("EIO"));
+      const Lock lock = Acquire(fs, "b", {}, before);
+      ended = fs.num_calls() <= calls + failures;
+      recovered += lock.ok() && !ended ? 1 : 0;
+      if (lock.ok()) continue;
+      EXPECT_FALSE(ended);
+      EXPECT_EQ(GetExitCode(lock.status()), ExitCode::kCheckpoint);
+      EXPECT_THAT(std::string(lock.status().message()), HasSubstr("EIO"));
+      if (before == OwnerState::kRuns && *Exists(memory, "run")) {
+        EXPECT_THAT(*memory.List("run"), ElementsAre());
+      }
+    }
+    EXPECT_GT(failures, 4);
+    EXPECT_EQ(recovered, before == OwnerState::kRuns ? 0 : 1);  // the last look is repeated
+  }
 }
 
 TEST(RunLock, OfAFolderWhoseFilesAreLinksIsRefusedByName) {
@@ -188,10 +241,36 @@ TEST(RunLock, OfADeadProcessOfThisHostIsTakenOverAtOnce) {
   MemoryFileSystem fs;
   const Lock dead = Acquire(fs, "a");
   int waits = 0;
-  const Lock next = Acquire(
-      fs, "a", [&](absl::Duration) { ++waits; }, OwnerState::kGone);
+  std::vector<std::string> notes;
+  const auto note = [&](const std::string& sentence) { notes.push_back(sentence); };
+  RunOwner owner = OwnerOn("a");
+  owner.set_since("2026-01-02 03:04:05");
+  owner.set_pid(12);
+  const auto take = [&](OwnerState state) {
+    return RunLock::Acquire(fs, "run", owner,
+                            {.beat = absl::InfiniteDuration(),
+                             .missed_beats = 3,
+                             .wait = [&](absl::Duration) { ++waits; },
+                             .state_of = [state](const RunOwner&) { return state; },
+                             .note = note});
+  };
+  const Lock next = take(OwnerState::kGone);
   EXPECT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(waits, 0);
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("on a (job 77), since 20")));
+  notes.clear();
+  EXPECT_TRUE(take(OwnerState::kGone).ok());
+  EXPECT_THAT(notes, ElementsAre("process 12 on a (job 77), since 2026-01-02 03:04:05 is gone; its "
+                                 "lock is taken over"));
+  notes.clear();
+  const Lock last = take(OwnerState::kGone);
+  notes.clear();
+  EXPECT_TRUE(take(OwnerState::kUnknown).ok());
+  EXPECT_THAT(notes,
+              ElementsAre("the run folder is locked by process 12 on a (job 77), since "
+                          "2026-01-02 03:04:05; watching for 30s whether that is still alive",
+                          "process 12 on a (job 77), since 2026-01-02 03:04:05 has missed 3 "
+                          "beats; its lock is taken over"));
 }
 
 TEST(RunLock, ThatWasNeverWrittenToTheEndCountsAsDeadAfterTheBeats) {
@@ -282,9 +361,16 @@ TEST(BackgroundTask, WorksInTheForegroundWhereThereIsNoThread) {
 }
 
 TEST(RunLock, BeatsByItself) {
-  MemoryFileSystem fs;  // touched by the heartbeat alone until the lock is gone
+  MemoryFileSystem fs;
   Lock lock = RunLock::Acquire(fs, "run", OwnerOn("a"), {.beat = absl::Milliseconds(1)});
   ASSERT_TRUE(lock.ok());
+  const absl::Time patience = absl::Now() + absl::Minutes(1);
+  const auto beats = [&] {
+    const std::string contents = *ReadWholeFile(fs, "run/lock", 1 << 20);
+    return std::ranges::count(contents, '#');
+  };
+  while (beats() < 3 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_GE(beats(), 3);
   lock->reset();  // ends the heartbeat
   EXPECT_THAT(*fs.List("run"), ElementsAre());
 }
@@ -302,6 +388,20 @@ TEST(StateOfOwner, KnowsThisProcessItsChildrenAndTheirDeath) {
   kill(child, SIGKILL);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(StateOfOwner(owner), OwnerState::kGone);
+}
+
+// No signal may be sent to it.
+TEST(StateOfOwner, AProcessOfAnotherUserThatRunsIsSeen) {
+  const RunOwner owner = MakeRunOwner("");
+  const pid_t child = fork();
+  if (child == 0) {
+    errno = ESRCH;
+    if (getuid() == 0 && setuid(65534) != 0) _exit(2);
+    _exit(StateOfOwner(owner) == OwnerState::kRuns ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 // Its parent has not asked how it ended.
