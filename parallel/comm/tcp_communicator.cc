@@ -303,7 +303,6 @@ class TcpWorld {
       connection.frames.resize(half_sent ? 1 : 0);
       connection.frames.push_back(
           {.header = {.kind = kAbort, .tag = exit_code, .id = static_cast<uint64_t>(rank)}});
-      connection.long_sends.clear();
     }
     const absl::Time deadline = absl::Now() + kAbortLimit;
     std::vector<char> ignored(1 << 16);

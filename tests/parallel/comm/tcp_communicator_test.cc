@@ -9,8 +9,10 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <ctime>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -472,6 +474,51 @@ TEST(TcpCommunicator, TwoGroupsOfTheSameRanksAreApart) {
   }));
 }
 
+// Ends the process of a death test, whose failures nobody sees otherwise.
+void Must(bool good, int code) {
+  if (!good) _exit(code);
+}
+
+// Rank 0 drops a receive and a send; what comes for them later touches no memory of theirs. The
+// receive that it keeps shows that rank 1's messages have been looked at.
+void GiveUpBoth() {
+  std::promise<void> given_up, looked_at;
+  RunTcpRanks(2, [&](Communicator& comm) -> absl::Status {
+    char byte = static_cast<char>(5 * comm.rank()), last = byte;
+    std::vector<char> longer(1 << 20);
+    const Buffer short_one = Buffer::Of(std::span(&byte, 1)),
+                 long_one = Buffer::Of(std::span(longer));
+    const Buffer last_one = Buffer::Of(std::span(&last, 1));
+    if (comm.rank() == 1) {
+      given_up.get_future().wait();
+      ASSIGN_OR_RETURN(const auto got, comm.Receive(long_one, 0, 8));
+      ASSIGN_OR_RETURN(const auto sent, comm.Send(short_one, 0, 7));
+      ASSIGN_OR_RETURN(const auto sent_last, comm.Send(last_one, 0, 9));
+      looked_at.get_future().wait();
+      Must(absl::IsDeadlineExceeded(got->Wait(absl::Milliseconds(50))), 101);
+      return comm.Barrier(kSoon);
+    }
+    ASSIGN_OR_RETURN(const auto kept, comm.Receive(last_one, 1, 9));
+    {
+      const auto dropped_receive = comm.Receive(short_one, 1, 7);
+      const auto dropped_send = comm.Send(long_one, 1, 8);
+      Must(dropped_receive.ok() && dropped_send.ok(), 102);
+    }
+    given_up.set_value();
+    Must(kept->Wait(kSoon).ok() && last == 5 && byte == 0, 104);
+    looked_at.set_value();
+    absl::SleepFor(absl::Milliseconds(100));
+    std::fprintf(stderr, "%s; %s\n", comm.Send(long_one, 1, 1).status().ToString().c_str(),
+                 comm.Barrier(kSoon).ToString().c_str());
+    return absl::OkStatus();
+  });
+}
+
+TEST(TcpCommunicatorDeathTest, ARankThatGivesATransferUpSaysSoAndEndsTheJob) {
+  const std::string said = "ABORTED: this rank gave up Send to rank 1 with tag 8, 1048576 B";
+  EXPECT_EXIT(GiveUpBoth(), ::testing::ExitedWithCode(1), said + "; " + said);
+}
+
 TEST(TcpCommunicator, MovesHostMemoryOnly) {
   ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) {
     Buffer buffer;
@@ -707,6 +754,48 @@ TEST(TcpJob, WhatWasOverheardProvesNothing) {
   relaying.join();
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
   EXPECT_THAT(refusals.heard(), ElementsAre(kRefusedHere));
+}
+
+// Frames of 32 bytes: kind, tag, group, id, bytes. Rank 0 writes them to itself in rank 1's name.
+TEST(TcpJob, ARankThatSendsWhatIsNoMessageIsLost) {
+  struct Frame {
+    uint32_t kind;
+    int32_t tag = 0;
+    uint64_t group = 0, id = 0;
+    int64_t bytes = 0;
+  };
+  constexpr uint32_t kEager = 1, kPiece = 5;
+  for (const Frame& frame : {Frame{.kind = 0}, Frame{.kind = 8}, Frame{.kind = kEager, .bytes = -1},
+                             Frame{.kind = kEager, .bytes = (1 << 20) + 1},
+                             Frame{.kind = kPiece, .id = 77, .bytes = (1 << 20) + 1}}) {
+    Relay relay;
+    std::promise<const Descriptor*> connection;
+    std::thread relaying([&] {
+      const Descriptor caller = relay.Accept(), called = relay.Call();
+      connection.set_value(&called);
+      Relay::Forward(caller, called);
+    });
+    const auto statuses = StartAll(
+        std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+        [&](Communicator& comm) -> absl::Status {
+          char byte = 0;
+          ASSIGN_OR_RETURN(const auto got,
+                           comm.Receive(Buffer::Of(std::span(&byte, 1)), 1 - comm.rank(), 0));
+          if (comm.rank() == 0) {
+            SendText(*connection.get_future().get(),
+                     {reinterpret_cast<const char*>(&frame), sizeof(frame)});
+          }
+          return got->Wait(kSoon);
+        });
+    relaying.join();
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(GetExitCode(statuses[rank]), ExitCode::kPeerLost) << statuses[rank];
+      EXPECT_THAT(std::string(statuses[rank].message()),
+                  HasSubstr(rank == 0 ? "is lost: it sent what is no message"
+                                      : "is lost: its process has ended"))
+          << frame.kind;
+    }
+  }
 }
 
 // 80 bytes that begin as ranks do.

@@ -121,6 +121,89 @@ TEST(EventName, SaysWhichWayAMessageGoes) {
   EXPECT_EQ(name(TraceKind::kReceive, Op::kReceiveBackward), "receive backward");
 }
 
+TEST(EventName, IsThatOfTheEventElseOfItsActionOrItsKind) {
+  const RankTrace trace{.events = {}, .names = {"first", "second"}};
+  const auto name = [&](const TraceEvent& event) { return EventName(event, trace); };
+  EXPECT_EQ(name({.kind = TraceKind::kPhase, .name = 1}), "second");
+  EXPECT_EQ(name(Compute(kB1, 0, 1)), "1B0");
+  EXPECT_EQ(name(Wait(kF1, 3, 0, 1)), "1F0 waits for rank 3");
+  EXPECT_EQ(name({.kind = TraceKind::kStep, .step = 12}), "step 12");
+  const char* const kinds[] = {"reduce", "tied", "norm", "update", "gather"};
+  for (int i = 0; i < 5; ++i) {
+    const auto kind = static_cast<TraceKind>(static_cast<int>(TraceKind::kReduce) + i);
+    EXPECT_EQ(name({.kind = kind}), kinds[i]);
+  }
+}
+
+// A kernel of a rank with a GPU is on the GPU's line; bars are numbered over all ranks.
+TEST(ChromeTrace, HasEachKindOnItsLineWithWhatIsKnownOfIt) {
+  std::vector<RankTrace> traces(2);
+  traces[0].events = {{.kind = TraceKind::kStep, .start = 5, .end = 6, .step = 4},
+                      {.kind = TraceKind::kSum, .bytes = 9, .start = 5.25, .end = 5.5},
+                      {.kind = TraceKind::kWrite, .start = 5, .end = 5.000001},
+                      Wait(kB0, 1, 5.5, 5.75)};
+  traces[1].names = {"gemm", "forward"};
+  traces[1].events = {{.kind = TraceKind::kKernel, .start = 5, .end = 5.125, .name = 0},
+                      {.kind = TraceKind::kDevice, .start = 5, .end = 5.25, .name = 1},
+                      {TraceKind::kSend, {Op::kSendBackward, 1, 2}, 0, 4096, 5.5, 7.0}};
+  EXPECT_EQ(ChromeTrace(traces),
+            R"({"displayTimeUnit": "ms", "traceEvents": [)"
+            "\n"
+            R"({"name": "process_name", "pid": 0, "tid": 0, "ph": "M", )"
+            R"("args": {"name": "rank 0"}},)"
+            "\n"
+            R"({"name": "process_sort_index", "pid": 0, "tid": 0, "ph": "M", )"
+            R"("args": {"sort_index": 0}},)"
+            "\n"
+            R"({"name": "thread_name", "pid": 0, "tid": 0, "ph": "M", )"
+            R"("args": {"name": "work"}},)"
+            "\n"
+            R"({"name": "thread_name", "pid": 0, "tid": 1, "ph": "M", )"
+            R"("args": {"name": "waiting"}},)"
+            "\n"
+            R"({"name": "thread_name", "pid": 0, "tid": 3, "ph": "M", )"
+            R"("args": {"name": "checkpoint"}},)"
+            "\n"
+            R"({"name": "step 4", "pid": 0, "tid": 0, "cat": "step", "args": {"step": 4}, )"
+            R"("ts": 0.000, "ph": "X", "dur": 1000000.000},)"
+            "\n"
+            R"({"name": "write", "pid": 0, "tid": 3, "cat": "write", "args": {}, "ts": 0.000, )"
+            R"("ph": "X", "dur": 1.000},)"
+            "\n"
+            R"({"name": "sum", "pid": 0, "tid": 0, "cat": "sum", "id2": {"local": "0"}, )"
+            R"("args": {"bytes": 9}, "ts": 250000.000, "ph": "b"},)"
+            "\n"
+            R"({"name": "sum", "pid": 0, "tid": 0, "cat": "sum", "id2": {"local": "0"}, )"
+            R"("ph": "e", "ts": 500000.000},)"
+            "\n"
+            R"({"name": "0B0 waits for rank 1", "pid": 0, "tid": 1, "cat": "wait", )"
+            R"("args": {"action": "0B0", "chunk": 0, "microbatch": 0, "peer": 1}, )"
+            R"("ts": 500000.000, "ph": "X", "dur": 250000.000},)"
+            "\n"
+            R"({"name": "process_name", "pid": 1, "tid": 0, "ph": "M", )"
+            R"("args": {"name": "rank 1"}},)"
+            "\n"
+            R"({"name": "process_sort_index", "pid": 1, "tid": 0, "ph": "M", )"
+            R"("args": {"sort_index": 1}},)"
+            "\n"
+            R"({"name": "thread_name", "pid": 1, "tid": 2, "ph": "M", "args": {"name": "GPU"}},)"
+            "\n"
+            R"({"name": "forward", "pid": 1, "tid": 2, "cat": "device", "args": {}, )"
+            R"("ts": 0.000, "ph": "X", "dur": 250000.000},)"
+            "\n"
+            R"({"name": "gemm", "pid": 1, "tid": 2, "cat": "kernel", "args": {}, "ts": 0.000, )"
+            R"("ph": "X", "dur": 125000.000},)"
+            "\n"
+            R"({"name": "send backward", "pid": 1, "tid": 0, "cat": "send", )"
+            R"("id2": {"local": "1"}, "args": {"action": "1SB2", "chunk": 1, "microbatch": 2, )"
+            R"("peer": 0, "bytes": 4096}, "ts": 500000.000, "ph": "b"},)"
+            "\n"
+            R"({"name": "send backward", "pid": 1, "tid": 0, "cat": "send", )"
+            R"("id2": {"local": "1"}, "ph": "e", "ts": 2000000.000})"
+            "\n"
+            "]}\n");
+}
+
 // Both ends are rounded alike, so a kernel that ends with its action does so in the file; one that
 // also begins with it still stands behind it, where it ends earlier, too.
 TEST(ChromeTrace, NamesKernelsAndPutsThemBehindWhatTheyLieIn) {
