@@ -121,11 +121,14 @@ TEST(OneSided, ASentenceOfWhichNothingWasChosenGetsOneLabel) {
 TEST(OneSided, SharesAreThoseOfBert) {
   const std::vector<int32_t> pieces = Pieces(100);
   int64_t all = 0, chosen = 0, unknown = 0, same = 0;
+  int64_t first = 0, last = 0;  // of the sentences
   for (int64_t n = 0; n < 1000; ++n) {
     const EncodedPair pair = Hidden(pieces, {.seed = 1, .direction = "de-en", .pair = n});
     for (size_t i = 0; i < pieces.size(); ++i, ++all) {
       if (pair.labels[i + 1] < 0) continue;
       ++chosen;
+      first += i == 0 ? 1 : 0;
+      last += i + 1 == pieces.size() ? 1 : 0;
       unknown += pair.input[i + 1] == kUnk ? 1 : 0;
       same += pair.input[i + 1] == pieces[i] ? 1 : 0;
       EXPECT_LT(pair.input[i + 1], kRule.end_piece);
@@ -136,6 +139,9 @@ TEST(OneSided, SharesAreThoseOfBert) {
   }
   const auto n = static_cast<double>(chosen);
   EXPECT_NEAR(n / all, 0.15, kSigmas * std::sqrt(0.15 * 0.85 / all));
+  for (const int64_t count : {first, last}) {
+    EXPECT_NEAR(count, 150, kSigmas * std::sqrt(1000 * 0.15 * 0.85));
+  }
   EXPECT_NEAR(unknown / n, 0.8, kSigmas * std::sqrt(0.8 * 0.2 / n));
   EXPECT_NEAR(same / n, 0.1 + 0.1 / 996, kSigmas * std::sqrt(0.1 * 0.9 / n));
 }

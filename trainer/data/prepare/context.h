@@ -82,7 +82,7 @@ struct PrepareContext {
 
   // Found by the first stages.
   std::string token = {};  // of this preparation: a rank that an earlier one left has another
-  int num_threads = 2;     // of this rank
+  int num_threads = spec.threads() > 0 ? spec.threads() : 2;  // of this rank
   std::vector<std::string> host_cores = {};            // UsableCoreList of the ranks of this host
   std::vector<LanguagePairTexts> texts = {};           // in the order of their names
   std::vector<const LanguagePairTexts*> trained = {};  // those of `texts` with training text

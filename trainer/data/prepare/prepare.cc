@@ -90,7 +90,6 @@ absl::Status CheckSameInputs(PrepareContext& context) {
 }
 
 absl::Status Join(PrepareContext& context) {
-  if (context.spec.threads() > 0) context.num_threads = context.spec.threads();
   if (context.world.size() > 1) {
     const auto file_system = MakePosixFileSystem();
     RETURN_IF_ERROR(CheckSameFolder(context.world, *file_system, context.temporary));

@@ -94,6 +94,21 @@ TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
   EXPECT_TRUE(pair.cut);
   EXPECT_FALSE(pair.malformed);
 
+  // One side that is cut cuts the pair.
+  const std::string longer(LineReader::kMaxLineBytes + 1, 'x');
+  for (const bool first : {false, true}) {
+    ParallelFiles sides;
+    sides.first_file = folder.Write("a", (first ? longer : "a") + "\nnext\n");
+    sides.second_file = folder.Write("b", (first ? "b" : longer) + "\nnext\n");
+    reader = PairReader::Open(sides);
+    ASSERT_TRUE(reader.ok());
+    ASSERT_TRUE((*reader)->Next(&pair).value());
+    EXPECT_TRUE(pair.cut);
+    ASSERT_TRUE((*reader)->Next(&pair).value());
+    EXPECT_FALSE(pair.cut);
+    EXPECT_EQ(pair.line, 2);
+  }
+
   ParallelFiles moses;
   moses.first_file = folder.Write("a", "a\na\n");
   moses.second_file = folder.Write("b", "b\nb\n");

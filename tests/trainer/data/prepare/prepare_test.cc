@@ -95,19 +95,50 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
   ExpectCountsAddUp(*report);
   EXPECT_EQ(report->vocabulary_size(), 300 + 4);
   EXPECT_EQ(PairOf(*report, "test", "en", "fr").kept(), 10);
+  EXPECT_EQ(report->folder(), folder.Path("out"));
+  EXPECT_GT(report->peak_resident_bytes(), 1 << 20);
+  EXPECT_GT(report->tokenizer_seconds(), 0.0);
+  EXPECT_LE(report->tokenizer_seconds(), report->seconds());
   EXPECT_EQ(PairOf(*report, "train", "de", "en").lines(), 40);
 
   const auto corpus = Corpus::Open(folder.Path("out"));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_TRUE(corpus->CheckContent().ok());
+  for (const InputFile& input : corpus->manifest().inputs()) {
+    EXPECT_EQ(input.hash(), *HashFile(folder.Path(input.name()))) << input.name();
+    EXPECT_EQ(input.bytes(), fs::file_size(folder.Path(input.name()))) << input.name();
+  }
+  EXPECT_EQ(corpus->manifest().inputs_size(), 18);
+  const auto expect_lengths = [&](const std::string& split, int64_t first, int64_t second,
+                                  int longest) {
+    const LanguagePairReport& pair = PairOf(*report, split, "de", "en");
+    const auto kept = static_cast<double>(pair.kept());
+    EXPECT_EQ(pair.first_tokens(), first);
+    EXPECT_EQ(pair.second_tokens(), second);
+    EXPECT_EQ(pair.longest(), longest);
+    EXPECT_DOUBLE_EQ(pair.first_mean_length(), static_cast<double>(first) / kept);
+    EXPECT_DOUBLE_EQ(pair.second_mean_length(), static_cast<double>(second) / kept);
+  };
+  int64_t sums[2] = {};
   int longest = 0;
-  for (const char* side : {"out/dev.de-en.de", "out/dev.de-en.en"}) {
-    std::ifstream file(folder.Path(side));
+  for (int64_t i = 0; i < corpus->directions()[0].num_pairs; ++i) {
+    const PairLengths lengths = corpus->Lengths(0, i);  // de-en
+    sums[0] += lengths.source;
+    sums[1] += lengths.target;
+    longest = std::max({longest, lengths.source, lengths.target});
+  }
+  expect_lengths("train", sums[0], sums[1], longest);
+  longest = 0;
+  for (const int side : {0, 1}) {
+    sums[side] = 0;
+    std::ifstream file(folder.Path(side == 0 ? "out/dev.de-en.de" : "out/dev.de-en.en"));
     for (std::string line; std::getline(file, line);) {
-      longest = std::max(longest, static_cast<int>(corpus->vocabulary().Encode(line).size()));
+      const auto pieces = static_cast<int>(corpus->vocabulary().Encode(line).size());
+      sums[side] += pieces;
+      longest = std::max(longest, pieces);
     }
   }
-  EXPECT_EQ(PairOf(*report, "dev", "de", "en").longest(), longest);
+  expect_lengths("dev", sums[0], sums[1], longest);
   std::vector<std::string> names;
   for (const Direction& direction : corpus->directions()) names.push_back(direction.Name());
   EXPECT_EQ(names,
@@ -508,6 +539,26 @@ TEST(Prepare, SplitsATableOfLanguagesByItsPivotSentences) {
   EXPECT_EQ(joined->target, french->target);
 }
 
+// Rows are written by the 64 kB; what is dropped is named by its line of the table.
+TEST(Prepare, ALargeTableGivesEachRowOnceAndNamesItsLines) {
+  const TempFolder folder;
+  std::string rows;
+  for (int i = 0; i < 3000; ++i) {
+    absl::StrAppend(&rows, i % 2 == 0 ? "de" : "fr", "\tthe row of number ", i,
+                    i == 2000 ? "\tthe row of number " : "\teine Zeile mit Nummer ", i, "\n");
+  }
+  folder.Write("t.tsv", rows);
+  const auto report = PrepareIn(folder, "table { file: 't.tsv' dev_percent: -1 test_percent: -1 }");
+  ASSERT_TRUE(report.ok()) << report.status();
+  const LanguagePairReport& german = PairOf(*report, "train", "de", "en");
+  EXPECT_EQ(german.lines(), 1500);
+  EXPECT_EQ(german.kept(), 1499);
+  ASSERT_EQ(german.dropped_size(), 1);
+  EXPECT_EQ(german.dropped(0).reason(), "equal sides");
+  EXPECT_EQ(german.dropped(0).example(), folder.Path("t.tsv") + ":2001");
+  EXPECT_EQ(PairOf(*report, "train", "en", "fr").kept(), 1500);
+}
+
 TEST(Prepare, SpacesAroundAPivotSentenceDoNotChangeItsSplit) {
   const TempFolder folder;
   std::string rows;
@@ -591,6 +642,28 @@ TEST(Prepare, TakesAGivenTokenizer) {
   EXPECT_EQ(folder.Read("second/tokenizer.model"), folder.Read("out/tokenizer.model"));
   EXPECT_EQ(Corpus::Open(folder.Path("second"))->content_hash(),
             Corpus::Open(folder.Path("out"))->content_hash());
+  const uint64_t hash = *HashFile(folder.Path("out/tokenizer.model"));
+  const CorpusManifest manifest = Corpus::Open(folder.Path("second"))->manifest();
+  EXPECT_EQ(std::ranges::find(manifest.inputs(), "out/tokenizer.model", &InputFile::name)->hash(),
+            hash);
+}
+
+TEST(Prepare, EverySettingOfTheTokenizerCounts) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::map<std::string, std::string> settings_of;  // by model
+  for (const std::string settings :
+       {"", "character_coverage: 0.98", "type: 'bpe'", "vocab_size: 310",
+        "normalization: 'identity'", "input_sentence_size: 60",
+        "input_sentence_size: 60 sample_temperature: 1",
+        "input_sentence_size: 60 } seed: 5 cleaning {"}) {
+    const auto report =
+        PrepareIn(folder, "opus100_folder: 'opus' replace: true tokenizer { " + settings + " }");
+    ASSERT_TRUE(report.ok()) << settings << report.status();
+    const auto [same, is_new] =
+        settings_of.try_emplace(folder.Read("out/tokenizer.model"), settings);
+    EXPECT_TRUE(is_new) << settings << " as " << same->second;
+  }
 }
 
 // Earlier versions wrote where the corpus was into its spec.

@@ -26,6 +26,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_shard.h"
+#include "trainer/data/line_reader.h"
 #include "trainer/data/prepare/parts.h"
 #include "trainer/data/prepare/sample_log.h"
 #include "trainer/data/prepare/scan.h"
@@ -79,6 +80,10 @@ void ExpectSameFiles(const TempFolder& folder, const std::string& one, const std
   const auto corpus = Corpus::Open(folder.Path(other));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_TRUE(corpus->CheckContent().ok());
+  for (const InputFile& input : corpus->manifest().inputs()) {
+    EXPECT_EQ(input.hash(), *HashFile((fs::path(folder.path()) / input.name()).string()))
+        << input.name();
+  }
   EXPECT_EQ(corpus->content_hash(), manifest->report().content_hash());
 }
 
@@ -151,6 +156,10 @@ TEST(PreparePlan, IsBoundByTheLargestPairAndSharesTheRest) {
   const PreparePlan one = PlanPreparation(bytes, 1, 1);
   const PreparePlan four = PlanPreparation(bytes, 4, 1);
   EXPECT_DOUBLE_EQ(one.text_bytes, 8e9);
+  EXPECT_DOUBLE_EQ(one.shard_bytes, 8e9 * 0.58);
+  EXPECT_DOUBLE_EQ(one.scan_seconds, 8e9 / 44e6);  // rates that were measured
+  EXPECT_DOUBLE_EQ(one.encode_seconds, 8e9 / 7e6);
+  EXPECT_DOUBLE_EQ(one.assemble_seconds, 8e9 / 160e6);
   EXPECT_DOUBLE_EQ(four.encode_seconds, one.encode_seconds / 4);
   EXPECT_DOUBLE_EQ(four.scan_seconds, one.scan_seconds * 6 / 8);
   EXPECT_DOUBLE_EQ(four.assemble_seconds, one.assemble_seconds * 6 / 8);
@@ -175,8 +184,10 @@ TEST(PrepareOnRanks, ADryRunSaysThePlanAndWritesNothing) {
   std::string progress;
   const auto say = [&](std::string_view line) { progress.append(line).append("\n"); };
   ASSERT_TRUE(Prepare(PrepareSpecOf(kSpec), "out", folder.path(), say, {.dry_run = true}).ok());
-  EXPECT_THAT(progress, AllOf(HasSubstr("planned: "), HasSubstr("3 language pairs"),
-                              HasSubstr("on 64 ranks of a thread: ")));
+  EXPECT_THAT(progress,
+              AllOf(HasSubstr("GB of training text of 3 language pairs; shards of about "),
+                    HasSubstr("on 1 x 1 threads, and a tokenizer\n"),
+                    HasSubstr("on 1 rank of a thread: "), HasSubstr("on 64 ranks of a thread: ")));
   EXPECT_THAT(progress, Not(HasSubstr("prepare.table")));
   EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")) || fs::exists(folder.Path("out")));
 
@@ -210,6 +221,23 @@ TEST(PrepareOnRanks, AnErrorThatAllRanksSeeIsAgreed) {
       EXPECT_EQ(GetExitCode(status), ExitCode::kData);
     }
   }
+}
+
+TEST(PrepareOnRanks, RanksThatSeeOtherInputAreRefused) {
+  const TempFolder folder;
+  const std::string spec =
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
+      "}";
+  WritePairs(folder, "0/t", "de", "en", {{"eins", "one"}});
+  WritePairs(folder, "1/t", "de", "en", {{"eins", "one or more"}});
+  std::vector<absl::Status> statuses = RunRanks(2, [&](Communicator& world) {
+    const std::string root = folder.Path(absl::StrCat(world.rank()));
+    return Prepare(PrepareSpecOf(spec), folder.Path("out"), root, {}, {.world = &world}).status();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("list of input files")) << status;
+  }
+  EXPECT_FALSE(fs::exists(folder.Path("out")));
 }
 
 TEST(PreparedParts, WhatWasFinishedBeforeAnErrorIsNotDoneAgain) {
@@ -394,6 +422,26 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
   ASSERT_TRUE(damaged.status.ok()) << damaged.status;
   EXPECT_THAT(damaged.progress, HasSubstr("train.de-en.pairs of the earlier corpus is damaged"));
   ExpectSameFiles(folder, "fresh-3", "out");
+
+  // Neither is a pair of which the test set has a sentence now.
+  const std::string held =
+      texts(3) + "text { source_language: 'de' target_language: 'en' source_file: 'test.de' " +
+      "target_file: 'test.en' split: 'test' } ";
+  WritePairs(folder, "test", "de", "en", {all[25]});
+  ASSERT_TRUE(PrepareOn(1, folder, held, "fresh-held").status.ok());
+  const Outcome without = PrepareOn(1, folder, held, "out", /*extend=*/true);
+  ASSERT_TRUE(without.status.ok()) << without.status;
+  EXPECT_EQ(without.report.kept(), damaged.report.kept() - 1);
+  ExpectSameFiles(folder, "fresh-held", "out");
+
+  // A pair of the second text that the first one has now too is a duplicate there.
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "out", /*extend=*/true).status.ok());
+  WritePairs(folder, "t0", "de", "en", {all[0], all[12]});
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "fresh-2").status.ok());
+  const Outcome repeated = PrepareOn(2, folder, texts(2), "out", /*extend=*/true);
+  ASSERT_TRUE(repeated.status.ok()) << repeated.status;
+  EXPECT_EQ(repeated.report.kept(), 11);
+  ExpectSameFiles(folder, "fresh-2", "out");
 
   // A text that is named twice, to be met more often, is two parts of one key.
   const std::string twice =
@@ -583,6 +631,22 @@ TEST(SampleLog, GivesTheSampleOfOneReaderWhateverTheOrderAndSizes) {
     int num_incomplete = 0;
     EXPECT_EQ(ByLogs(folder, streams, spec, &num_incomplete), direct.Take()) << round;
   }
+}
+
+TEST(SampleLog, HoldsSentencesOfAnyLengthThatALineHas) {
+  const TempFolder folder;
+  auto log = SampleLog::Create(folder.path(), "log", SentenceSampleSpec(), {"de", "en"});
+  ASSERT_TRUE(log.ok());
+  const std::string longest(LineReader::kMaxLineBytes, 'x');
+  (*log)->Add(0, longest);
+  (*log)->Add(1, "");
+  ASSERT_TRUE((*log)->Finish().ok());
+  SentenceSample sample{SentenceSampleSpec()};
+  const auto replay = ReplaySample(folder.Path("log"), {"de", "en"}, &sample);
+  ASSERT_TRUE(replay.ok()) << replay.status();
+  EXPECT_TRUE(replay->complete);
+  EXPECT_EQ(replay->num_added, 2);
+  EXPECT_TRUE(sample.Take() == (std::vector<std::string>{longest, ""}));
 }
 
 TEST(SampleLog, ReplayNoticesThatTooMuchWasLeftOut) {
