@@ -107,6 +107,8 @@ TEST(ValidationPolicy, EndsARunThatHasNoBetterScoreForTooLong) {
     return policy.Count(record);
   };
   EXPECT_TRUE(count(1, 3.0).is_best);
+  EXPECT_TRUE(policy.IsDone());
+  EXPECT_EQ(state.best_size(), 1) << "there is no BLEU";
   EXPECT_TRUE(count(2, 3.5).changed);
   EXPECT_FALSE(policy.IsOutOfPatience());
   EXPECT_TRUE(count(3, 2.5).is_best);
@@ -127,6 +129,7 @@ TEST(ValidationPolicy, AStepIsDoneUntilTheRunGoesOnOrBack) {
   EXPECT_FALSE(policy.IsDone());
   state.set_step(5);
   policy.Done();
+  policy.GoBack();
   EXPECT_TRUE(policy.IsDone());
   state.set_step(4);
   policy.GoBack();

@@ -36,6 +36,15 @@ TEST(DynamicLossScale, DoublesAfterAWindowWithoutOverflow) {
   EXPECT_EQ(ScalesAfter(Optim(8, 3), "..x..."), (std::vector<double>{8, 8, 4, 4, 4, 8}));
 }
 
+TEST(DynamicLossScale, KeepsTheStepsOfItsChanges) {
+  DynamicLossScale scale(Optim(8, 3), 1, {});
+  for (int step = 0; step < 3; ++step) ASSERT_TRUE(scale.Update(false).ok());
+  EXPECT_EQ(scale.state().ShortDebugString(),
+            "scale: 16 steps: 3 last_overflow: -1 last_change: 2");
+  ASSERT_TRUE(scale.Update(true).ok());
+  EXPECT_EQ(scale.state().ShortDebugString(), "scale: 8 steps: 4 last_overflow: 3 last_change: 3");
+}
+
 TEST(DynamicLossScale, HalvesWithEveryOverflow) {
   EXPECT_EQ(ScalesAfter(Optim(1024, 100), "xx.x"), (std::vector<double>{512, 256, 256, 128}));
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -90,12 +91,24 @@ TEST(FindSpike, FindsALossOrANormAboveItsBand) {
   EXPECT_FALSE(FindSpike(Spec(), window, 9, 3.2, 1.2));
   const auto loss = FindSpike(Spec(), window, 9, 7.0, 1.0);
   ASSERT_TRUE(loss);
+  EXPECT_EQ(loss->kind(), "spike");
+  EXPECT_EQ(loss->step(), 9);
   EXPECT_EQ(loss->spike_step(), 9);
+  EXPECT_EQ(loss->loss(), 7.0);
+  EXPECT_EQ(loss->gradient_norm(), 1.0);
+  EXPECT_EQ(loss->loss_limit(), BandLimit(std::span(window.losses().data(), 8), 6, 0.031));
   EXPECT_EQ(loss->action(), "ROLL_BACK");
   EXPECT_LT(loss->loss_limit(), 7.0);
   EXPECT_GT(loss->gradient_norm_limit(), 1.0);
   EXPECT_TRUE(FindSpike(Spec(), window, 9, 3.0, 9.0));
   EXPECT_FALSE(FindSpike(Spec(), window, 9, 0.1, 0.1)) << "a small loss is no spike";
+}
+
+TEST(FindSpike, TakesAHundredthOfTheMedianLossForADeviationAtLeast) {
+  SpikeWindow window;
+  for (int i = 0; i < 8; ++i) RememberStep(Spec(), 2.0, 1.0, window);
+  EXPECT_FALSE(FindSpike(Spec(), window, 9, 2.11, 1.0));
+  EXPECT_TRUE(FindSpike(Spec(), window, 9, 2.13, 1.0));
 }
 
 TEST(FindSpike, LeavesNonFiniteStepsToOthersAndWaitsForHalfAWindow) {

@@ -27,6 +27,7 @@ TEST(StragglerWatch, NamesTheReplicaWhoseTimeIsBeyondTheRatio) {
   StragglerWatch watch(/*stages=*/1);
   auto found = watch.Look(Figures{0.40, 0.41, 0.40, 0.52});
   ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].record.kind(), "straggler");
   EXPECT_EQ(found[0].record.rank(), 3);
   EXPECT_DOUBLE_EQ(found[0].record.expected_seconds(), 0.40);
   found[0].record.set_host("b");
@@ -74,6 +75,11 @@ TEST(StragglerWatch, NamesAStageOfOneReplicaThatBecomesSlow) {
   }
   EXPECT_THAT(watch.Look(Figures{0.1, 0.4, 0.2}), IsEmpty());
   EXPECT_TRUE(watch.Look(Figures{0.1, 0.4, 0.26})[0].is_new) << "once more";
+  // The first rank, where the median rank takes 1.5 times its own.
+  const auto first = watch.Look(Figures{0.2, 0.4, 0.3});
+  ASSERT_THAT(first, SizeIs(1));
+  EXPECT_EQ(first[0].record.rank(), 0);
+  EXPECT_DOUBLE_EQ(first[0].record.expected_seconds(), 0.15);
 }
 
 }  // namespace
