@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -103,8 +104,14 @@ TEST(ImportM2m, RowsAreThoseOfTheirPieces) {
   EXPECT_EQ(row(extra + 2), m2m.Row(m2m.rows_ - 1));
   EXPECT_EQ(vocabulary->first_tag(), extra + 3);
 
-  EXPECT_THAT(report->notes, ElementsAre(HasSubstr("3 rows of the embedding belong to no piece"),
-                                         HasSubstr("2 pieces of the tokenizer are not in vocab")));
+  EXPECT_THAT(
+      report->notes,
+      ElementsAre("3 rows of the embedding belong to no piece of the tokenizer, such as "
+                  "'wordofthedictionary': kept as pieces that text never has",
+                  absl::StrCat("2 pieces of the tokenizer are not in vocab.json, such as '",
+                               SampleVocabulary().Piece(kFirstPiece),
+                               "': their rows are copies of that of <unk>, which M2M100Tokenizer "
+                               "reads for them")));
   for (size_t i = 1; i < inventory.parameters.size(); ++i) {
     const Parameter& parameter = inventory.parameters[i];
     EXPECT_EQ(ReadWeight(m2m.fs_, report->folder, manifest, parameter),
@@ -165,6 +172,84 @@ TEST(ImportM2m, WhatNoModelHereComputesIsNamedAllAtOnce) {
   EXPECT_THAT(refusal, HasSubstr("pad_token_id is 5"));
   EXPECT_THAT(refusal, HasSubstr("bos_token_id is 6"));
   EXPECT_THAT(refusal, HasSubstr("eos_token_id is 7"));
+  HfConfig config;
+  config.set_vocab_size(4);
+  config.set_encoder_layers(0);
+  config.set_decoder_layers(0);
+  config.set_d_model(10);
+  config.set_encoder_ffn_dim(0);
+  config.set_decoder_ffn_dim(0);
+  config.set_encoder_attention_heads(4);
+  config.set_decoder_attention_heads(5);
+  config.set_max_position_embeddings(1);
+  const absl::Status status = ModelOfM2m(config).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  EXPECT_EQ(std::string(status.message()),
+            "this M2M-100 cannot be imported: vocab_size is 4: too small; encoder_layers is 0: at "
+            "least 1; decoder_layers is 0: at least 1; d_model is 10: no multiple of the heads; "
+            "decoder_ffn_dim is 0: must equal encoder_ffn_dim here; decoder_attention_heads is 5: "
+            "must equal encoder_attention_heads here; max_position_embeddings is 1: too small");
+}
+
+TEST(ImportM2m, TheRunIsCompletedAndLayersThatWereDroppedAreNoted) {
+  for (const char* key : {"encoder_layerdrop", "decoder_layerdrop"}) {
+    M2mFolder m2m;
+    m2m.Write(
+        "config.json",
+        absl::StrReplaceAll(m2m.Config(),
+                            {{"\"d_model\"", absl::StrCat("\"", key, "\": 0.05, \"d_model\"")}}));
+    m2m.Write("tokenizer_config.json", R"({"language_codes": "m2m100"})");
+    int64_t last = 0, all = 0;
+    ImportOptions options;
+    options.complete = [](RunSpec run) {
+      EXPECT_EQ(run.name(), "m2m_100");
+      run.set_seed(11);
+      return run;
+    };
+    options.tool.progress = [&](int64_t done, int64_t total) {
+      EXPECT_GT(done, last);
+      last = done;
+      all = total;
+    };
+    const auto report = ImportFolder(m2m.fs_, "m2m", "run", options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    const Manifest manifest = *ReadManifest(m2m.fs_, report->folder);
+    EXPECT_EQ(manifest.run().seed(), 11u);
+    EXPECT_EQ(manifest.run().name(), "m2m_100");
+    EXPECT_EQ(last, manifest.files(0).bytes());
+    EXPECT_EQ(all, manifest.files(0).bytes());
+    ASSERT_EQ(report->notes.size(), 3u);
+    EXPECT_EQ(report->notes[2],
+              "layerdrop is not applied in training here: all layers are always computed");
+  }
+}
+
+// Lengths are written in groups of seven bits.
+TEST(ImportM2m, AWordOfAnyLengthKeepsItsRow) {
+  for (const size_t length : {1, 123, 124, 127, 128, 300}) {
+    M2mFolder m2m;
+    const std::string word(length, '~');
+    const std::string json = *ReadWholeFile(m2m.fs_, "m2m/vocab.json", 1 << 20);
+    m2m.Write("vocab.json", absl::StrReplaceAll(json, {{"wordofthedictionary", word}}));
+    ASSERT_TRUE(ImportFolder(m2m.fs_, "m2m", "run", {}).ok());
+    const auto vocabulary =
+        Vocabulary::FromBytes(*ReadWholeFile(m2m.fs_, "run/tokenizer.model", 1 << 20), {"de"});
+    ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+    const int32_t extra = SampleVocabulary().first_tag();
+    EXPECT_EQ(vocabulary->Piece(extra), word);
+    EXPECT_EQ(vocabulary->first_tag(), extra + 3);
+  }
+}
+
+TEST(ImportM2m, OnlyLanguagesThatHaveARowAreThere) {
+  M2mFolder m2m;
+  const std::string size = "\"vocab_size\": ";
+  m2m.Write("config.json",
+            absl::StrReplaceAll(m2m.Config(), {{absl::StrCat(size, m2m.rows_),
+                                                absl::StrCat(size, m2m.rows_ - 99)}}));
+  const auto report = ImportFolder(m2m.fs_, "m2m", "run", {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(*ReadWholeFile(m2m.fs_, "run/languages.txt", 100), "af\nam\nar\n");
 }
 
 TEST(ImportM2m, TensorsThatDoNotFitAreNamed) {
@@ -191,6 +276,8 @@ TEST(ImportM2m, AVocabularyThatDoesNotFitIsNamed) {
   M2mFolder m2m;
   m2m.Write("vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "x": 3, "<unk>": 4})");
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'<unk>' must be 3"));
+  m2m.Write("vocab.json", R"({"<s>": 5, "<pad>": 1, "</s>": 2, "x": 3, "<unk>": 4})");
+  EXPECT_THAT(m2m.Refusal(), HasSubstr("'m2m/vocab.json': '<s>' must be 0"));
   m2m.Write("vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "x": 123456})");
   EXPECT_THAT(m2m.Refusal(), HasSubstr("'x' is 123456, but config.json has vocab_size"));
   m2m.Write("vocab.json",
@@ -215,9 +302,42 @@ TEST(Import, OfAnotherModelTypeIsRefusedByName) {
       ExportCheckpoint(fs, "run/step-00000007", "marian", {.format = ExportFormat::kMarian}).ok());
   const absl::Status status = ImportFolder(fs, "marian", "again", {}).status();
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("model_type is 'marian'"));
+  EXPECT_EQ(std::string(status.message()),
+            "'marian': model_type is 'marian'; imported are m2m_100 and what `export --format "
+            "safetensors` wrote (a Marian model has other positions and starts its decoder "
+            "otherwise)");
+  ASSERT_TRUE(fs.MakeFolder("bart").ok());
+  ASSERT_TRUE(ReplaceFile(fs, "bart/config.json", R"({"model_type": "bart"})").ok());
+  EXPECT_EQ(std::string(ImportFolder(fs, "bart", "again", {}).status().message()),
+            "'bart': model_type is 'bart'; imported are m2m_100 and what `export --format "
+            "safetensors` wrote");
   EXPECT_THAT(std::string(ImportFolder(fs, "nowhere", "again", {}).status().message()),
               HasSubstr("nowhere/config.json"));
+}
+
+TEST(Import, IntoAFolderThatHoldsSomethingOrOfNoModelOrWithoutMemoryIsRefused) {
+  MemoryFileSystem fs;
+  deepnet::testing::SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(ExportCheckpoint(fs, "run/step-00000007", "hf", {}).ok());
+  const absl::Status full = ImportFolder(fs, "hf", "run", {}).status();
+  EXPECT_EQ(GetExitCode(full), ExitCode::kBadConfig);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("'run' is not empty"));
+  const absl::Status little =
+      ImportFolder(fs, "hf", "again", {.tool = {.memory_bytes = 1000}}).status();
+  EXPECT_EQ(GetExitCode(little), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(little.message()), HasSubstr("reading 'hf/config.json' takes"));
+  const std::string json = *ReadWholeFile(fs, "hf/config.json", 1 << 20);
+  EXPECT_THAT(json, HasSubstr("\n \"decoder_start_token_id\": 2,\n"));  // as transformers reads it
+  for (const auto& [from, to, refusal] :
+       {std::tuple("\"dropout\": 0.1", "\"dropout\": 1.5", "model.dropout: 1.5"),
+        std::tuple("\"d_model\": 8", "\"width\": 8",
+                   "'hf/config.json': its run has names of before version 0.1.0")}) {
+    ASSERT_TRUE(ReplaceFile(fs, "hf/config.json", absl::StrReplaceAll(json, {{from, to}})).ok());
+    const absl::Status status = ImportFolder(fs, "hf", "again", {}).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(refusal));
+  }
+  EXPECT_FALSE(*Exists(fs, "again"));
 }
 
 // transformers repeats tied matrices; what we export holds each once.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +55,8 @@ inline ModelSpec SampleModel(Residual residual) {
   model.set_vocabulary_size(SampleVocabulary().size());
   model.set_max_positions(16);
   model.set_dropout(0.1);
+  model.set_attention_dropout(0.2);
+  model.set_activation_dropout(0.3);
   model.set_layer_norm_epsilon(1e-5);
   return model;
 }
@@ -72,8 +75,9 @@ inline std::vector<float> ModelWeights(const Inventory& inventory, size_t index)
   return RandomWeights(inventory.parameters[index].NumElements(), static_cast<uint32_t>(index));
 }
 
-// Saves run/step-00000007 with random weights and a first moment, and the tokenizer beside it.
-inline void SaveModel(FileSystem& fs, const ModelSpec& model) {
+// Saves run/step-00000007 with random weights and a first moment, and the tokenizer beside it. Its
+// run is `run` with a name, a learning rate and the model.
+inline void SaveModel(FileSystem& fs, const ModelSpec& model, RunSpec run = {}) {
   const Inventory inventory = Describe(model, {});
   std::vector<std::vector<float>> weights;
   for (size_t i = 0; i < inventory.parameters.size(); ++i) {
@@ -91,9 +95,10 @@ inline void SaveModel(FileSystem& fs, const ModelSpec& model) {
   manifest.set_optimizer_steps(6);
   manifest.set_source_tokens(1000);
   manifest.set_target_tokens(900);
-  manifest.mutable_run()->set_name("sample");
-  manifest.mutable_run()->mutable_optim()->set_learning_rate(1.0 / 3.0);
-  *manifest.mutable_run()->mutable_model() = model;
+  run.set_name("sample");
+  run.mutable_optim()->set_learning_rate(1.0 / 3.0);
+  *run.mutable_model() = model;
+  *manifest.mutable_run() = std::move(run);
   manifest.set_inventory_hash(inventory.Hash());
   manifest.set_corpus_hash("c0ffee");
   manifest.set_tokenizer_hash(SampleVocabulary().hash());
