@@ -73,7 +73,7 @@ TEST(UsableMemory, OfAContainerThatSeesItsOwnGroupAsTheRoot) {
 TEST(UsableMemory, FollowsTheMemoryControllerOfVersionOne) {
   FakeRoot root;
   root.Write("proc/self/cgroup",
-             "12:cpuset:/slurm/job_7\n5:hugetlb,memory:/slurm/job_7/step_0\n0::/elsewhere\n");
+             "12:cpuset:/other\n5:hugetlb,memory:/slurm/job_7/step_0\n0::/elsewhere\n");
   root.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   root.Write("sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "1073741824\n");
   root.Write("sys/fs/cgroup/memory/slurm/job_7/step_0/memory.limit_in_bytes", "3221225472\n");
@@ -124,7 +124,10 @@ TEST(HostName, IsTheSystems) {
 TEST(UsableCores, AreAsManyAsTheList) {
   EXPECT_EQ(ThreadsPerRank(std::vector<std::string>{UsableCoreList()}, UsableCoreList()),
             UsableCores());
-  EXPECT_GE(UsableCores(), 1);
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+  EXPECT_EQ(UsableCores(), CPU_COUNT(&set));
+  EXPECT_EQ(CPU_ISSET(0, &set), (UsableCoreList() + ",").starts_with("0,"));
 }
 
 constexpr int64_t kBlock = 64 << 20;
