@@ -114,6 +114,26 @@ TEST(WrapText, BreaksAtSpacesAndIndents) {
   EXPECT_EQ(WrapText("one two three\nfour", 2, 9), "one two\n  three\n  four");
 }
 
+TEST(WrapText, EveryLineIsAsFullAsItCanBe) {
+  EXPECT_EQ(WrapText("aa bb cc dd ee ff gg", 1, 6), "aa bb\n cc dd\n ee ff\n gg");
+}
+
+TEST(FlagHelp, AHeadThatLeavesNoTwoBlanksHasALineOfItsOwn) {
+  const auto help = [](size_t letters) {
+    return FlagHelp(
+        {{.name = std::string(letters, 'a'), .kind = FlagKind::kSwitch, .help = "Help."}});
+  };
+  EXPECT_EQ(help(20), "  --" + std::string(20, 'a') + "  Help.\n");
+  EXPECT_EQ(help(21), "  --" + std::string(21, 'a') + "\n" + std::string(26, ' ') + "Help.\n");
+}
+
+TEST(NearestName, IsTheFirstOfThoseThatDifferInAtMostHalfOfTheLetters) {
+  EXPECT_EQ(NearestName("ab", {"ax"}), "ax");
+  EXPECT_EQ(NearestName("ab", {"abx"}), "abx");
+  EXPECT_EQ(NearestName("ab", {"xy", "abxy"}), std::nullopt);
+  EXPECT_EQ(NearestName("abcd", {"abcx", "abcy"}), "abcx");
+}
+
 TEST(NearestName, FindsSwapsAndIgnoresCase) {
   EXPECT_EQ(EditDistance("widht", "width"), 1);
   EXPECT_EQ(EditDistance("", "abc"), 3);
@@ -142,6 +162,8 @@ TEST(ByteSize, HasUnitsOfBothKinds) {
   EXPECT_EQ(*ParseByteSize(" 64mb "), 64'000'000);
   EXPECT_EQ(*ParseByteSize("2kB"), 2000);
   EXPECT_EQ(*ParseByteSize("7B"), 7);
+  EXPECT_EQ(*ParseByteSize("1B"), 1);
+  EXPECT_EQ(*ParseByteSize("1000000TB"), 1'000'000'000'000'000'000);
   EXPECT_EQ(*ParseByteSize("1TiB"), int64_t{1} << 40);
 }
 

@@ -91,6 +91,7 @@ TEST(Launcher, AnInitMethodSaysWhereTheRanksMeet) {
   ASSERT_TRUE(tcp.ok()) << tcp.status();
   EXPECT_EQ(tcp->host, "h7");
   EXPECT_EQ(tcp->port, 1234);
+  EXPECT_EQ(Find(With(Torchrun(), {{"INIT_METHOD", "tcp://h7:65535"}}))->port, 65535);
   const auto file = Find(With(Slurm(), {{"INIT_METHOD", "file:///shared/meet"}}));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->Place(), "file /shared/meet (INIT_METHOD)");
@@ -100,10 +101,13 @@ TEST(Launcher, AnInitMethodSaysWhereTheRanksMeet) {
 TEST(Launcher, AStepOfSlurmMeetsOnItsFirstHost) {
   const auto launch = Find(Slurm());
   ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ(launch->by, Launch::By::kVariables);
   EXPECT_EQ(launch->rank, 2);
   EXPECT_EQ(launch->size, 4) << "of the step, not of the job";
   EXPECT_EQ(launch->host, "n07");
   EXPECT_EQ(launch->port, 15000 + 4242 + 97);
+  EXPECT_EQ(Find(With(Slurm(), {{"SLURM_JOB_ID", "40000"}, {"SLURM_STEP_ID", "3"}}))->port,
+            15000 + (40000 + 3 * 97) % 15000);
   EXPECT_EQ(Find(With(Slurm(), {{"MASTER_ADDR", "n08"}, {"MASTER_PORT", "17"}}))->Place(),
             "n08:17 (MASTER_ADDR, MASTER_PORT)");
 }
@@ -112,12 +116,15 @@ TEST(Launcher, AJobScriptOfSlurmIsNotAStep) {
   Set variables = Slurm();
   variables.erase("SLURM_STEP_ID");
   EXPECT_EQ(Find(variables)->by, Launch::By::kNobody);
+  const Set one_task = With(Slurm(), {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
+  EXPECT_EQ(Find(one_task)->by, Launch::By::kNobody);
 }
 
 TEST(Launcher, MpiComesFirstThenTorchrunThenSlurm) {
   const Set all = With(Slurm(), Torchrun());
   for (const char* of_mpi : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
     EXPECT_EQ(Find(With(all, {{of_mpi, "2"}}))->by, Launch::By::kMpi) << of_mpi;
+    EXPECT_EQ(Find(With(all, {{of_mpi, "2"}}))->said_by, "MPI's launcher");
   }
   EXPECT_EQ(Find(all)->said_by, "torchrun's variables");
   EXPECT_EQ(Find(Slurm())->said_by, "Slurm's variables");
@@ -188,6 +195,11 @@ TEST(JobSecret, IsRefusedWhereOthersMayKnowOrGuessIt) {
   fs::permissions(file, fs::perms::owner_read | fs::perms::group_read);
   ExpectRefused(FindSecret(in_file), "must be your own file that nobody else can read");
   fs::permissions(file, fs::perms::owner_read);
+  ExpectRefused(FindSecret(in_file), "has under 16 bytes");
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  std::ofstream(file) << "of sixteen bytes\n";
+  EXPECT_EQ(*FindSecret(in_file), "of sixteen bytes");
+  fs::resize_file(file, 0);
   ExpectRefused(FindSecret(in_file), "has under 16 bytes");
   fs::rename(file, home / "elsewhere");
   ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);

@@ -188,6 +188,17 @@ TEST_F(SpecLoader, AnUnknownValueIsNamedAlsoBeforeAFieldThatBeginsWithIt) {
                              "'d_model'?")));
 }
 
+TEST(SpecPrinter, SaysWhatIsNotSetAndLeavesOutWhatItDoesNotKnow) {
+  RunSpec run;
+  run.set_seed(7);
+  run.mutable_instruments()->set_every_steps(5);
+  EXPECT_THAT(ToCompleteTextproto(run), AllOf(HasSubstr("\n  # length_penalty: not set\n"),
+                                              HasSubstr("\n  every_steps: 5\n")));
+  const std::string text = ToTextproto(run);
+  run.GetReflection()->MutableUnknownFields(&run)->AddVarint(100000, 1);
+  EXPECT_EQ(ToTextproto(run), text);
+}
+
 TEST_F(SpecLoader, MistakesOfAllSourcesAreListedTogether) {
   Write("a.textproto", "sead: 1");
   Write("b.json", R"({"model": {"d_modle": 3}})");

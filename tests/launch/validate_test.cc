@@ -134,6 +134,35 @@ TEST(Validate, LimitsOfAttentionDropoutHoldOnlyWhereWeightsAreDropped) {
             "");
 }
 
+TEST(Validate, WhatIsRightBesideARuleThatItDoesNotBreakPasses) {
+  for (const std::vector<std::string>& sets : std::vector<std::vector<std::string>>{
+           {"data.directions=de-en", "data.weights=direction: 'de-en' weight: 2"},
+           {"compute.device=cuda", "compute.dtype=FLOAT16", "optim.fp16_init_scale=2"},
+           {"optim.schedule=COSINE", "optim.warmup_steps=100", "optim.decay_steps=101"}}) {
+    EXPECT_EQ(TrainError(sets), "") << sets[0];
+  }
+}
+
+TEST(Validate, EdgesOfRulesAreNamed) {
+  const std::vector<Case> cases = {
+      {{"optim.schedule=COSINE", "optim.warmup_steps=100", "optim.decay_steps=100"},
+       "optim.decay_steps: 100: COSINE needs it, above optim.warmup_steps (100)"},
+      {{"compute.dtype=FLOAT32", "optim.fp16_init_scale=2"},
+       "optim.fp16_init_scale: 2: only with compute.dtype: FLOAT16"},
+      {{"optim.ema_decay=1"}, "optim.ema_decay: 1: must be at least 0 and below 1"},
+      {{"model.num_heads=0", "compute.device=cuda"}, "model.num_heads: 0: must be at least 1"},
+      {{"train.keep_every_steps=-1"}, "train.keep_every_steps: -1: must be above 0, or 0: off"},
+      {{"train.exit_after_minutes=-1"},
+       "train.exit_after_minutes: -1: must be above 0, or 0: until the batch system ends the job"}};
+  for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+  EXPECT_EQ(
+      PrepareError({"prepare.text=source_language: 'de' target_language: 'en' target_file: 't'"}),
+      "prepare.text[0].source_file: '': required, or tsv_file instead of source_file and "
+      "target_file");
+  EXPECT_THAT(PrepareError({"prepare.text=tsv_file: 't'"}),
+              ::testing::Not(HasSubstr("must differ from")));
+}
+
 TEST(Validate, ANumberThatIsNoneIsNamed) {
   EXPECT_THAT(TrainError({"optim.learning_rate=nan"}),
               HasSubstr("optim.learning_rate: nan: must be finite"));

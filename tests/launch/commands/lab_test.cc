@@ -101,8 +101,10 @@ TEST(LabModelUpdate, LearnsFromACorpusWhereThereIsOne) {
   EXPECT_GT(of_corpus, 0.0);
   EXPECT_EQ(per_token({"--data", kCorpus}), of_corpus);
   EXPECT_NE(per_token({}), of_corpus);
-  // The model has the corpus's vocabulary: made-up sentences of as many pieces are others still.
-  EXPECT_NE(per_token({"--set", "model.vocabulary_size=303"}), of_corpus);
+  const std::string rows =
+      absl::StrCat("model.vocabulary_size=", Corpus::Open(kCorpus)->vocabulary().size());
+  EXPECT_EQ(per_token({"--data", kCorpus, "--set", rows}), of_corpus);
+  EXPECT_NE(per_token({"--set", rows}), of_corpus);  // made-up sentences of as many pieces
   const Outcome none = RunCommand(
       MakeLabCommand(), {"model-update", "--data", kCorpus, "--set", "data.directions=de-xx"});
   EXPECT_EQ(none.code, 2) << none.err;
@@ -115,9 +117,8 @@ TEST(LabAdminProfile, PrintsWhatTheFirstBatchGives) {
       "seed=4",
       "folder=unused",
       "model.residual=ADMIN",
-      "model.vocabulary_size=500",
       "data.max_sentence_tokens=150",
-      "data.microbatch={max_source_tokens: 200 max_target_tokens: 200 max_sentences: 8}",
+      "data.microbatch={max_source_tokens: 200 max_target_tokens: 200}",
       "train.steps=1",
       "compute.device=cpu",
       absl::StrCat("data.folder=", kCorpus)};

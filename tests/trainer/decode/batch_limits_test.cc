@@ -49,6 +49,8 @@ TEST(DecodeCapacity, IsThatOfAPassAndHasRoomForTheLongestSentence) {
   EXPECT_EQ(DecodeCapacity(Model(6), Decode(100), true).max_source_tokens(), 1024);
   EXPECT_EQ(DecodeCapacity(Model(6), Decode(1000000), true).max_source_tokens(), 16000);
   EXPECT_EQ(DecodeCapacity(Model(6), Decode(), true).max_target_tokens(), 4096);
+  EXPECT_EQ(DecodeCapacity(Model(6), Decode(), false).max_sentences(), 2000);
+  EXPECT_EQ(DecodeCapacity(Model(6), Decode(100), true).max_sentences(), 4096);
   ModelSpec one_stack = Model(6);
   one_stack.set_architecture(DECODER_ONLY);
   EXPECT_EQ(DecodeCapacity(one_stack, Decode(), true).max_source_tokens(), 0);
@@ -65,6 +67,13 @@ TEST(FitBatches, TakesAsManySentencesAsThereIsRoomFor) {
   sampled.set_nbest(1);
   EXPECT_GT(FitBatches(sampled, {&model, 1}, 2, 10 * kGibibyte)->max_sentences,
             4 * limits->max_sentences);
+  DecodeSpec longest = Decode();
+  longest.set_max_tokens(254);  // with tag and </s> all that a cache of 256 steps has room for
+  EXPECT_EQ(FitBatches(longest, {&model, 1}, 2, 10 * kGibibyte)->max_sentences,
+            limits->max_sentences);
+  longest.set_max_tokens(255);
+  EXPECT_LT(FitBatches(longest, {&model, 1}, 2, 10 * kGibibyte)->max_sentences,
+            limits->max_sentences * 3 / 5);
   const ModelSpec two[] = {model, model};
   EXPECT_NEAR(static_cast<double>(FitBatches(Decode(), two, 2, 10 * kGibibyte)->max_sentences),
               static_cast<double>(limits->max_sentences) / 2, 10);
@@ -84,10 +93,12 @@ TEST(FitBatches, ASettingThatDoesNotFitIsNamed) {
   EXPECT_THAT(std::string(tokens.status().message()),
               HasSubstr("decode.batch_tokens: 100000000: keys, values and log-probabilities take "
                         "up to 1144.42 GiB, but the GPU has room for 9.00 GiB"));
-  const auto sentence = FitBatches(Decode(), {&model, 1}, 2, kSentence);
-  EXPECT_EQ(GetExitCode(sentence.status()), ExitCode::kDoesNotFit);
-  EXPECT_THAT(std::string(sentence.status().message()),
-              HasSubstr("decode.beam_size 5, decode.max_tokens 200: one sentence"));
+  for (const int batch_tokens : {0, 1000, 1024}) {  // the longest source has as many
+    const auto sentence = FitBatches(Decode(batch_tokens), {&model, 1}, 2, kSentence);
+    EXPECT_EQ(GetExitCode(sentence.status()), ExitCode::kDoesNotFit);
+    EXPECT_THAT(std::string(sentence.status().message()),
+                HasSubstr("decode.beam_size 5, decode.max_tokens 200: one sentence"));
+  }
 }
 
 }  // namespace

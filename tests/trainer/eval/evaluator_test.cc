@@ -83,6 +83,9 @@ TEST(SampleSentences, AreSpreadOverDirectionsAndOverTheSentencesOfEach) {
       EXPECT_EQ(total, static_cast<size_t>(samples));
     }
   }
+  std::vector<size_t> counts;
+  for (size_t i = 0; i < 5; ++i) counts.push_back(SampleSentences(3, i, 5, 50).size());
+  EXPECT_EQ(counts, (std::vector<size_t>{1, 1, 0, 1, 0}));
   EXPECT_EQ(SampleSentences(4, 0, 1, 200), (std::vector<size_t>{0, 50, 100, 150}));
   EXPECT_EQ(SampleSentences(4, 0, 1, 2), (std::vector<size_t>{0, 1}));  // no more than there are
   EXPECT_EQ(SampleSentences(3, 34, 100, 0), std::vector<size_t>{});
