@@ -59,6 +59,37 @@ TEST_F(Diff, HasTheGreatestDistanceOfEachTensorAndItsShareOfTheGreatestElement) 
   EXPECT_FALSE(diff.Identical());
 }
 
+// Compared are pieces of 65,536 elements, in runs of 1024.
+TEST_F(Diff, FindsADifferenceAnywhereInALongTensor) {
+  constexpr int kSize = 2 * 65536 + 1500;
+  std::vector<SampleTensor> tensors = {{"weight/long", {kSize}, std::vector<float>(kSize, 4.0f)}};
+  Manifest manifest = SampleManifest(3);
+  manifest.set_block_bytes(1 << 16);
+  ASSERT_TRUE(SaveCheckpoint(fs_, "a", manifest, Views(tensors)).ok());
+  const std::vector<int> places = {0, 1023, 1024, 65535, 65536, 131072, kSize - 477, kSize - 1};
+  for (size_t i = 0; i < places.size(); ++i) {
+    tensors[0].data[static_cast<size_t>(places[i])] += static_cast<float>(i + 1);
+    manifest.set_step(4);
+    ASSERT_TRUE(SaveCheckpoint(fs_, "b", manifest, Views(tensors)).ok());
+    std::vector<int64_t> done;
+    ToolOptions options;
+    options.progress = [&](int64_t bytes, int64_t total) {
+      done.push_back(bytes);
+      EXPECT_EQ(total, 4 * kSize);
+    };
+    const auto diff = DiffCheckpoints(fs_, "a/step-00000003", "b/step-00000004", "", options);
+    ASSERT_TRUE(diff.ok()) << diff.status();
+    ASSERT_EQ(diff->different.size(), 1u);
+    EXPECT_EQ(diff->different[0].num_elements, kSize);
+    EXPECT_EQ(diff->different[0].num_different, static_cast<int64_t>(i + 1));
+    EXPECT_EQ(diff->different[0].max_absolute, static_cast<double>(i + 1));
+    EXPECT_EQ(diff->different[0].max_relative, (i + 1) / (i + 5.0));
+    EXPECT_EQ(diff->step_a, 3);
+    EXPECT_EQ(diff->step_b, 4);
+    EXPECT_THAT(done, ElementsAre(4 << 16, 8 << 16, 4 * kSize));
+  }
+}
+
 TEST_F(Diff, AnInfinityThatBothHaveIsNoMeasure) {
   tensors_[1].data[1] = std::numeric_limits<float>::infinity();
   ASSERT_TRUE(SaveCheckpoint(fs_, "a", SampleManifest(3), Views(tensors_)).ok());

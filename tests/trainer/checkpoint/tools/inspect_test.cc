@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/tools/inspect.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/run_ranks.h"
 #include "tests/trainer/checkpoint/tools/tool_samples.h"
 
 namespace deepnet {
@@ -70,6 +72,23 @@ TEST_F(RunFolder, DamageIsNamed) {
               ElementsAre(HasSubstr("damaged in block 0")));
 }
 
+TEST_F(RunFolder, APointerThatNamesNothingIsNoted) {
+  ASSERT_TRUE(ReplaceFile(fs_, "run/best-bleu", "elsewhere").ok());
+  const RunListing listing = List();
+  EXPECT_THAT(listing.notes, ElementsAre("pointer 'run/best-bleu': it does not name a checkpoint, "
+                                         "such as step-00000010"));
+  EXPECT_THAT(listing.checkpoints[3].marks, ElementsAre("latest"));
+}
+
+TEST_F(RunFolder, IsListedInTheOrderOfNumbersNotOfNames) {
+  ASSERT_TRUE(SaveSample(fs_, "run", 100000000).ok() && SaveSample(fs_, "run", 99999999).ok());
+  const RunListing listing = List();
+  ASSERT_EQ(listing.checkpoints.size(), 6u);
+  EXPECT_EQ(listing.checkpoints[4].step, 99999999);
+  EXPECT_EQ(listing.checkpoints[5].step, 100000000);
+  EXPECT_EQ(Choose("run"), "run/step-100000000");
+}
+
 TEST_F(RunFolder, UnfinishedAndReplacedOnesAreToldApart) {
   ASSERT_TRUE(fs_.Rename("run/step-00000010", "run/step-00000010.deepnet-replaced").ok());
   ASSERT_TRUE(fs_.Rename("run/step-00000020", "run/step-00000020.deepnet-unfinished").ok());
@@ -87,6 +106,8 @@ TEST_F(RunFolder, ThatDoesNotExistIsAnError) {
 TEST_F(RunFolder, CheckpointsAreChosenByFolderPointerAndRun) {
   EXPECT_EQ(Choose("run/step-00000010/"), "run/step-00000010");
   EXPECT_EQ(Choose("run/best-bleu"), "run/step-00000020");
+  EXPECT_EQ(Choose("run"), "run/step-00000040");
+  fs_.FlipBit("run/step-00000040/tensors-00000-of-00001.bin", 9, 0);  // contents are not read
   EXPECT_EQ(Choose("run"), "run/step-00000040");
   fs_.FlipBit("run/step-00000040/manifest.pb", 9, 0);
   EXPECT_EQ(Choose("run/"), "run/step-00000030");
@@ -180,6 +201,38 @@ TEST_F(Verify, AShorterFileLosesItsLastBlocks) {
   EXPECT_EQ(report.damage[0].begin, 40);
   EXPECT_THAT(report.damage[0].text, HasSubstr("has 40 bytes; its manifest says"));
   EXPECT_EQ(report.damage[1].block, 1);
+}
+
+TEST_F(Verify, RanksThatShareTheBlocksFindTheSame) {
+  fs_.FlipBit(Path(kFirst), 30, 0);
+  fs_.FlipBit(Path(kSecond), 70, 1);
+  std::string contents = *ReadWholeFile(fs_, Path(kSecond), 1000);
+  ASSERT_TRUE(ReplaceFile(fs_, Path(kSecond), contents.substr(0, 100)).ok());
+  const VerifyReport alone = Run();
+  for (const int ranks : {2, 3, 20}) {
+    const absl::Status status = FirstError(RunRanks(ranks, [&](Communicator& world) {
+      ToolOptions options;
+      options.world = &world;
+      int64_t last = 0, all = 0;
+      options.progress = [&](int64_t done, int64_t total) {
+        last = done;
+        all = total;
+      };
+      const auto report = VerifyCheckpoint(fs_, kFolder, options);
+      EXPECT_TRUE(report.ok()) << report.status();
+      if (!report.ok()) return report.status();
+      EXPECT_EQ(last, all);
+      EXPECT_EQ(report->blocks, alone.blocks);
+      EXPECT_EQ(report->damage.size(), alone.damage.size());
+      for (size_t i = 0; i < std::min(report->damage.size(), alone.damage.size()); ++i) {
+        EXPECT_EQ(report->damage[i].file, alone.damage[i].file);
+        EXPECT_EQ(report->damage[i].block, alone.damage[i].block);
+        EXPECT_EQ(report->damage[i].text, alone.damage[i].text);
+      }
+      return absl::OkStatus();
+    }));
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 TEST_F(Verify, ADamagedManifestIsAnError) {

@@ -9,16 +9,21 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/fault_file_system.h"
+#include "tests/support/run_ranks.h"
 #include "tests/trainer/checkpoint/tools/tool_samples.h"
+#include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
 
 using deepnet::testing::ExpectHoldsSample;
+using deepnet::testing::FaultFileSystem;
 using deepnet::testing::FilesBelow;
 using deepnet::testing::ManifestOf;
 using deepnet::testing::MemoryFileSystem;
@@ -139,6 +144,72 @@ TEST_F(Average, RefusesOtherModelsAndVocabulariesWithBothValues) {
               HasSubstr("have different vocabularies: "));
 }
 
+TEST_F(Average, OfAnAverageIsMadeOfItAlone) {
+  ASSERT_TRUE(AverageCheckpoints(fs_, folders_, "mean", {}).ok());
+  const std::vector<std::string> mean = {"mean/step-00000030"};
+  ASSERT_TRUE(AverageCheckpoints(fs_, mean, "again", {}).ok());
+  const Manifest manifest = ManifestOf(fs_, "again/step-00000030");
+  ASSERT_EQ(manifest.averaged_size(), 1);
+  EXPECT_EQ(manifest.averaged(0).folder(), mean[0]);
+  EXPECT_FALSE(manifest.averaged(0).ema());
+}
+
+TEST_F(Average, OfTheAveragesThatTrainingKeptHasTheirValues) {
+  const std::vector<float> weight = {1.0f, 2.0f}, average = {0.5f, 0.25f};
+  const std::vector<NamedTensor> tensors = {{"weight/x", {2}, weight}, {"ema/x", {2}, average}};
+  ASSERT_TRUE(SaveCheckpoint(fs_, "ema", SampleManifest(10), tensors).ok());
+  const std::vector<std::string> source = {"ema/step-00000010"};
+  const auto folder = AverageCheckpoints(fs_, source, "mean", {}, kEmaPrefix);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  std::vector<SampleTensor> read = {{"weight/x", {2}, {0.0f, 0.0f}}};
+  ASSERT_TRUE(ReadTensors(fs_, *folder, ManifestOf(fs_, *folder), MutableViews(read)).ok());
+  EXPECT_EQ(read[0].data, average);
+  EXPECT_TRUE(ManifestOf(fs_, *folder).averaged(0).ema());
+  EXPECT_EQ(std::string(AverageCheckpoints(fs_, folders_, "no", {}, kEmaPrefix).status().message()),
+            "'run/step-00000010' holds no 'ema/encoder.layers.0.fc1.weight': optim.ema_decay was "
+            "off in that run");
+}
+
+TEST_F(Average, RefusesWhatHasOtherWeightsOrNoneAndAFolderThatIsNotEmpty) {
+  const auto refusal = [&](const std::string& output) {
+    return std::string(AverageCheckpoints(fs_, folders_, output, {}).status().message());
+  };
+  EXPECT_EQ(refusal("run").substr(0, 22), "'run' is not empty, it");
+  const std::vector<float> one = {1.0f};
+  std::vector<SampleTensor> tensors = SampleTensors(40);
+  tensors.push_back({"weight/more", {1}, one});
+  ASSERT_TRUE(SaveCheckpoint(fs_, "run", SampleManifest(40), Views(tensors)).ok());
+  folders_ = {"run/step-00000030", "run/step-00000040"};
+  EXPECT_EQ(refusal("mean"),
+            "'run/step-00000030' and 'run/step-00000040' have different numbers of weights: '3' "
+            "and '4'");
+  tensors = {{"moment1/x", {1}, one}};
+  ASSERT_TRUE(SaveCheckpoint(fs_, "run", SampleManifest(40), Views(tensors)).ok());
+  folders_ = {"run/step-00000040"};
+  EXPECT_EQ(refusal("mean"), "'run/step-00000040' holds no weights");
+  ToolOptions little;
+  little.memory_bytes = int64_t{12} << 20;
+  folders_ = {"run/step-00000030"};
+  const absl::Status status = AverageCheckpoints(fs_, folders_, "mean", little).status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("averaging 1 checkpoints, a block of"));
+  EXPECT_FALSE(*Exists(fs_, "mean"));
+}
+
+TEST_F(Average, CopiesWhatTranslatingNeedsBesideLostAndFound) {
+  ASSERT_TRUE(ReplaceFile(fs_, "run/tokenizer.model", "pieces").ok());
+  ASSERT_TRUE(fs_.MakeFolder("mean/lost+found").ok());
+  int64_t last = 0;
+  ToolOptions options;
+  options.progress = [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, 100);
+    last = done;
+  };
+  ASSERT_TRUE(AverageCheckpoints(fs_, folders_, "mean", options).ok());
+  EXPECT_EQ(last, 100);
+  EXPECT_EQ(*ReadWholeFile(fs_, "mean/tokenizer.model", 100), "pieces");
+}
+
 TEST_F(Average, RefusesATensorOfAnotherShape) {
   std::vector<SampleTensor> tensors = SampleTensors(40);
   tensors[0].shape = {5, 3};
@@ -216,7 +287,7 @@ void ExpectSameFiles(FileSystem& fs, const std::string& a, const std::string& b)
   ASSERT_EQ(files.size(), FilesBelow(fs, b).size());
   for (const std::string& file : files) {
     const std::string other = b + file.substr(a.size());
-    EXPECT_EQ(*ReadWholeFile(fs, file, 1 << 20), *ReadWholeFile(fs, other, 1 << 20)) << file;
+    EXPECT_EQ(*ReadWholeFile(fs, file, 1 << 24), *ReadWholeFile(fs, other, 1 << 24)) << file;
   }
 }
 
@@ -229,6 +300,115 @@ TEST(Reshard, WritesByteForByteWhatTheSlowTwinWritesForEveryNumberOfFiles) {
     EXPECT_EQ(*folder, "copy/step-00000003");
     CutPlainly(fs, "plain", files);
     ExpectSameFiles(fs, "copy", "plain");
+  }
+}
+
+// A turn is of 1.75 MiB, so that three ranks take two rounds, and two have nothing to do in the
+// second.
+TEST(AverageInTurns, OfRanksIsThatOfOneProcess) {
+  MemoryFileSystem fs;
+  constexpr int kLong = 1400000;
+  std::vector<SampleTensor> tensors = {{"weight/a", {3}, {1.0f, 2.0f, 3.0f}},
+                                       {"weight/b", {kLong}, std::vector<float>(kLong)},
+                                       {"moment1/b", {1}, {1.0f}},
+                                       {"weight/c", {5}, {1.0f, 2.0f, 3.0f, 4.0f, 5.0f}}};
+  std::vector<std::string> folders;
+  std::vector<float> mean(kLong);
+  for (const int64_t step : {10, 20}) {
+    for (size_t i = 0; i < kLong; ++i) {
+      tensors[1].data[i] = static_cast<float>(i) + (step == 10 ? 0.0f : 3.0f);
+      mean[i] = static_cast<float>(i) + 1.5f;
+    }
+    Manifest manifest = SampleManifest(step);
+    manifest.set_block_bytes(1 << 16);
+    ASSERT_TRUE(SaveCheckpoint(fs, "run", manifest, Views(tensors)).ok());
+    folders.push_back(JoinPath("run", CheckpointName(step)));
+  }
+  ASSERT_TRUE(AverageCheckpoints(fs, folders, "alone", {}).ok());
+  std::vector<SampleTensor> read = {tensors[1]};
+  ASSERT_TRUE(ReadTensors(fs, "alone/step-00000020", ManifestOf(fs, "alone/step-00000020"),
+                          MutableViews(read))
+                  .ok());
+  EXPECT_TRUE(read[0].data == mean);
+  for (const int ranks : {2, 3}) {
+    const std::string output = ranks == 2 ? "two" : "three";
+    const absl::Status status = FirstError(RunRanks(ranks, [&](Communicator& world) {
+      ToolOptions options;
+      options.world = &world;
+      options.memory_bytes = int64_t{14} << 20;
+      int64_t last = 0;
+      options.progress = [&](int64_t done, int64_t total) {
+        EXPECT_GT(done, last);
+        EXPECT_EQ(total, 4 * (kLong + 8));
+        last = done;
+      };
+      const auto folder = AverageCheckpoints(fs, folders, output, options);
+      EXPECT_EQ(last, world.rank() == 0 ? 4 * (kLong + 8) : 0);
+      EXPECT_EQ(folder.value_or(""), output + "/step-00000020");
+      return folder.status();
+    }));
+    ASSERT_TRUE(status.ok()) << status;
+    ExpectSameFiles(fs, output, "alone");
+  }
+}
+
+TEST(Reshard, ByRanksIsThatOfOneProcess) {
+  for (const int files : {1, 2, 5, 7}) {
+    MemoryFileSystem fs;
+    ASSERT_TRUE(SaveSpreadSample(fs, "run", 3, 2).ok());
+    ASSERT_TRUE(ReplaceFile(fs, "run/languages.txt", "en\nde\n").ok());
+    ASSERT_TRUE(ReshardCheckpoint(fs, kSource, files, "alone", {}).ok());
+    for (const int ranks : {2, 3}) {
+      const std::string output = ranks == 2 ? "two" : "three";
+      const absl::Status status = FirstError(RunRanks(ranks, [&](Communicator& world) {
+        ToolOptions options;
+        options.world = &world;
+        int64_t last = 0, all = 0;
+        options.progress = [&](int64_t done, int64_t total) {
+          last = done;
+          all = total;
+        };
+        const auto folder = ReshardCheckpoint(fs, kSource, files, output, options);
+        EXPECT_EQ(last, all);
+        EXPECT_LE(all, 4 * (kElements / ranks + kElements / files + 1));
+        return folder.status();
+      }));
+      ASSERT_TRUE(status.ok()) << status;
+      ExpectSameFiles(fs, output, "alone");
+    }
+  }
+}
+
+// A file system's error is never passed over, and nothing is taken for a checkpoint before it is
+// durable.
+TEST(Reshard, FailsWhereAnyChangeOfFilesDoes) {
+  MemoryFileSystem good;
+  FaultFileSystem recorded(good);
+  ASSERT_TRUE(SaveSpreadSample(good, "run", 3, 2).ok());
+  ASSERT_TRUE(ReshardCheckpoint(recorded, kSource, 3, "copy", {}).ok());
+  const std::vector<std::string> changes = recorded.changes();
+  const auto manifest = std::ranges::find_if(changes, [](const std::string& change) {
+    return change.find("create") == 0 && change.find("manifest.pb") != change.npos;
+  });
+  for (const char* kind : {"sync ", "close "}) {
+    for (int file = 0; file < 3; ++file) {
+      const std::string change =
+          absl::StrCat(kind, "copy/step-00000003.deepnet-unfinished/", TensorFileName(file, 3));
+      EXPECT_NE(std::find(changes.begin(), manifest, change), manifest) << change;
+    }
+  }
+  for (const std::string& change : changes) {
+    SCOPED_TRACE(change);
+    MemoryFileSystem memory;
+    FaultFileSystem fs(memory);
+    ASSERT_TRUE(SaveSpreadSample(memory, "run", 3, 2).ok());
+    fs.FailChange(change, absl::DataLossError("EIO"));
+    const absl::Status status = ReshardCheckpoint(fs, kSource, 3, "copy", {}).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("EIO"));
+    const auto found = FindLatest(memory, "copy");
+    if (found.ok() && found->has_value()) ExpectHoldsSample(memory, (*found)->folder, 3);
+    EXPECT_FALSE(*Exists(memory, "copy/step-00000003.deepnet-unfinished"));
   }
 }
 

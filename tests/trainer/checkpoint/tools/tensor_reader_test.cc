@@ -1,20 +1,24 @@
 #include "trainer/checkpoint/tools/tensor_reader.h"
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/fault_file_system.h"
 #include "tests/trainer/checkpoint/tools/tool_samples.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
 namespace {
 
+using deepnet::testing::FaultFileSystem;
 using deepnet::testing::ManifestOf;
 using deepnet::testing::MemoryFileSystem;
 using deepnet::testing::SampleTensor;
@@ -70,6 +74,45 @@ TEST_F(Blocks, AreThoseOfTheFilesInAnyOrderWithAnyNumberHeld) {
   }
 }
 
+TEST_F(Blocks, AreReadOnceWhereTheirFilesAreReadFromBeginningToEnd) {
+  for (const int held : {2, 3, 4, 6}) {
+    for (const bool ahead : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << held << " held, ahead " << ahead);
+      const int files = ahead ? std::min(held / 2, kFiles) : std::min(held, kFiles);
+      FaultFileSystem counting(fs_);
+      int64_t bytes = 0;
+      {
+        BlockCache cache(counting, kFolder, manifest_);
+        cache.Hold(held, ahead);
+        int64_t blocks = NumBlocks(0);
+        for (int file = 0; file < files; ++file) blocks = std::min(blocks, NumBlocks(file));
+        for (int64_t block = 0; block < blocks; ++block) {
+          for (int again = 0; again < 2; ++again) {
+            for (int file = 0; file < files; ++file) ExpectGets(cache, file, block);
+          }
+        }
+        for (int file = 0; file < files; ++file) {
+          for (int64_t block = blocks; block < NumBlocks(file); ++block) {
+            ExpectGets(cache, file, block);
+          }
+          bytes += manifest_.files(file).bytes();
+        }
+      }
+      // What it reads ahead is at most a block of each file that nobody asks for.
+      EXPECT_GE(counting.read_bytes(), bytes);
+      EXPECT_LE(counting.read_bytes(), bytes + (ahead ? manifest_.block_bytes() * files : 0));
+    }
+  }
+}
+
+TEST_F(Blocks, ThatWereUsedLastStay) {
+  FaultFileSystem counting(fs_);
+  BlockCache cache(counting, kFolder, manifest_);
+  cache.Hold(2, /*ahead=*/false);
+  for (const int64_t block : {2, 1, 2, 0, 2}) ExpectGets(cache, 0, block);
+  EXPECT_EQ(counting.read_bytes(), 3 * manifest_.block_bytes());
+}
+
 // A rank may hold nothing that others do not.
 TEST_F(Blocks, AFileWithoutAnyIsPassedOver) {
   const Manifest whole = manifest_;
@@ -101,17 +144,18 @@ TEST_F(Blocks, ThatAreDamagedAreNamedWhenTheyAreAskedForAndNotBefore) {
   }
 }
 
-std::unique_ptr<TensorReader> OpenSample(FileSystem& fs, int num_writers) {
-  EXPECT_TRUE(SaveSpreadSample(fs, "run", 7, num_writers).ok());
+std::unique_ptr<TensorReader> OpenSample(FileSystem& fs, int num_writers, int first = 0) {
+  EXPECT_TRUE(SaveSpreadSample(fs, "run", 7, num_writers, first).ok());
   auto reader = TensorReader::Open(fs, kFolder, {});
   EXPECT_TRUE(reader.ok()) << reader.status();
   return *std::move(reader);
 }
 
 TEST(TensorReader, ReadsEveryRunOfEveryTensorFromAnyFiles) {
-  for (const int writers : {1, 2, 3, 5}) {
+  for (const auto& [writers, first] :
+       {std::pair(1, 0), std::pair(2, 0), std::pair(3, 0), std::pair(3, 2), std::pair(5, 1)}) {
     MemoryFileSystem fs;
-    const std::unique_ptr<TensorReader> reader = OpenSample(fs, writers);
+    const std::unique_ptr<TensorReader> reader = OpenSample(fs, writers, first);
     for (const SampleTensor& expected : SampleTensors(7)) {
       const StoredTensor* const stored = reader->Find(expected.name);
       ASSERT_NE(stored, nullptr);
@@ -174,8 +218,34 @@ TEST(TensorReader, TooLittleMemoryIsRefusedWithWhatIsNeeded) {
   EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("reading, a block of 32 B at a time, takes"));
-  EXPECT_EQ(GetExitCode(TensorReader::Open(fs, kFolder, {.memory_bytes = 1000}).status()),
-            ExitCode::kDoesNotFit);
+  const int64_t to_open = kToolFixedBytes + kReadManifestFactor * reader->manifest_bytes();
+  EXPECT_TRUE(TensorReader::Open(fs, kFolder, {.memory_bytes = to_open}).ok());
+  const absl::Status too_little =
+      TensorReader::Open(fs, kFolder, {.memory_bytes = to_open - 1}).status();
+  EXPECT_EQ(GetExitCode(too_little), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(too_little.message()),
+              HasSubstr("the manifest of 'run/step-00000007' takes 8"));
+}
+
+TEST(TensorReader, ReadsEachBlockOnceWhereMemoryIsEnough) {
+  MemoryFileSystem memory;
+  (void)OpenSample(memory, 3);
+  FaultFileSystem fs(memory);
+  for (const bool enough : {true, false}) {
+    const auto reader = TensorReader::Open(fs, kFolder, {});
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    TensorReader* const readers[] = {reader->get()};
+    const int64_t least = kToolFixedBytes + 10 * (*reader)->manifest_bytes();
+    const int64_t blocks = (enough ? 6 : 1) * (*reader)->block_bytes();
+    ASSERT_TRUE(ShareMemory(readers, 10, 0, {.memory_bytes = least + blocks}, "reading").ok());
+    const int64_t before = fs.read_bytes();
+    for (const SampleTensor& expected : SampleTensors(7)) {
+      std::vector<float> elements(expected.data.size());
+      ASSERT_TRUE((*reader)->Read(*(*reader)->Find(expected.name), 0, elements).ok());
+      EXPECT_EQ(elements, expected.data);
+    }
+    EXPECT_EQ(fs.read_bytes() - before == 300, enough);
+  }
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ inline Manifest ManifestOf(FileSystem& fs, const std::string& folder) {
 }
 
 // The sample of SaveSample(), saved by `num_writers` who each hold an equal run of elements of
-// every tensor (the last one what is left): tensors lie in all files.
+// every tensor (the last one what is left): tensors lie in all files. Writer 0 holds run `first`.
 inline absl::Status SaveSpreadSample(FileSystem& fs, const std::string& run_folder, int64_t step,
-                                     int num_writers) {
+                                     int num_writers, int first = 0) {
   const std::vector<SampleTensor> tensors = SampleTensors(step);
   Manifest manifest = SampleManifest(step);
   absl::Status status = BeginCheckpoint(fs, run_folder, step);
@@ -31,8 +31,9 @@ inline absl::Status SaveSpreadSample(FileSystem& fs, const std::string& run_fold
     std::vector<NamedTensor> parts;
     for (const SampleTensor& tensor : tensors) {
       const size_t size = tensor.data.size(), n = static_cast<size_t>(num_writers);
-      const size_t begin = size * static_cast<size_t>(writer) / n;
-      const size_t end = size * static_cast<size_t>(writer + 1) / n;
+      const size_t run = static_cast<size_t>((writer + first) % num_writers);
+      const size_t begin = size * run / n;
+      const size_t end = size * (run + 1) / n;
       if (begin == end) continue;
       parts.push_back({tensor.name, tensor.shape,
                        std::span<const float>(tensor.data).subspan(begin, end - begin),
