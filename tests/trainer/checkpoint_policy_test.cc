@@ -1,5 +1,6 @@
 #include "trainer/checkpoint_policy.h"
 
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -54,6 +55,29 @@ TEST(CheckpointPolicy, MinutesCountFromTheLastSaveOn) {
     ASSERT_TRUE(policy.Finish().ok());
   }
   EXPECT_THAT(saved, ElementsAre(3, 6));
+}
+
+TEST(CheckpointPolicy, SkippedStepsInARowAreOneEntryOfTheLedger) {
+  const RunSpec run = TinyRun();
+  const Inventory whole = Describe(run.model(), run.data().microbatch());
+  SelfCommunicator alone;
+  const auto context = MakeRankContext(run, whole, LonePlan(whole, 1), alone);
+  ASSERT_TRUE(context.ok()) << context.status();
+  const auto fs = MakePosixFileSystem();
+  const testing::TempFolder folder;
+  Manifest state;
+  CheckpointPolicy policy(*fs, run.train(), state, **context, {.saver = {.folder = folder.path()}});
+  for (int step = 1; step <= 7; ++step) {
+    state.set_step(step);
+    const bool skipped = step == 2 || step == 3 || step == 6;
+    state.set_skipped_steps(state.skipped_steps() + (skipped ? 1 : 0));
+    ASSERT_TRUE(policy.SaveIfDue(0).ok());
+  }
+  std::vector<std::pair<int64_t, int64_t>> skips;
+  for (const SkippedSteps& run_of : state.skips()) {
+    skips.emplace_back(run_of.first_step(), run_of.count());
+  }
+  EXPECT_THAT(skips, ElementsAre(std::pair(2, 2), std::pair(6, 1)));
 }
 
 }  // namespace

@@ -1,13 +1,17 @@
 #include "parallel/comm/links.h"
 
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "tests/support/fault_communicator.h"
@@ -65,6 +69,50 @@ TEST(Links, MessagesAndSumsThatAreRightHaveNoWrongNumber) {
     });
     EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
   }
+}
+
+// The clocks of ranks 1 and 2 take their time before and after they are read, rank 2's in its first
+// answer only: the shortest trip says most, and half of it is the way there.
+TEST(Links, OffsetsAreThoseInTheMiddleOfTheShortestTrip) {
+  const auto statuses = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    int calls = 0;
+    const auto clock = [&] {
+      const bool first = calls++ == 0;
+      if (comm.rank() == 1) absl::SleepFor(absl::Milliseconds(40));
+      const double now = SecondsNow();
+      if (comm.rank() == 1) absl::SleepFor(absl::Milliseconds(40));
+      if (comm.rank() == 2 && !first) absl::SleepFor(absl::Milliseconds(80));
+      return now;
+    };
+    ASSIGN_OR_RETURN(const std::vector<double> offsets, ClockOffsets(comm, clock));
+    for (const double offset : offsets) EXPECT_NEAR(offset, 0.0, 0.02);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+}
+
+// Sends long messages late.
+class SlowSender final : public ForwardingCommunicator {
+ public:
+  explicit SlowSender(Communicator& inner) : ForwardingCommunicator(inner) {}
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    if (buffer.bytes >= 1 << 16) absl::SleepFor(absl::Milliseconds(20));
+    return inner().Send(buffer, peer, tag);
+  }
+};
+
+TEST(Links, EachDirectionHasItsOwnRate) {
+  const std::vector<std::pair<int, int>> pair = {{0, 1}};
+  const auto statuses = RunRanks(2, [&](Communicator& quick) -> absl::Status {
+    SlowSender slow(quick);
+    Communicator& comm = quick.rank() == 0 ? quick : slow;
+    ASSIGN_OR_RETURN(const auto rates, MeasureLinks(comm, pair, {.rate_bytes = 1 << 16}));
+    constexpr double kSlow = (1 << 16) / 0.01;
+    EXPECT_GT(rates[0].bytes_per_second, kSlow);
+    EXPECT_LT(rates[1].bytes_per_second, kSlow);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }
 
 // Gives the receiver of messages of `least` bytes or more a number that nobody sent.
@@ -148,6 +196,36 @@ TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 0 (host "), HasSubstr("heard nothing from rank 2 within 2s")));
+}
+
+class NeverSent final : public Transfer {
+ public:
+  explicit NeverSent(std::unique_ptr<Transfer> sent) : sent_(std::move(sent)) {}
+  absl::Status Wait(absl::Duration) override { return absl::DeadlineExceededError("not sent"); }
+  bool Done() override { return false; }
+
+ private:
+  const std::unique_ptr<Transfer> sent_;
+};
+
+class UnsentCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit UnsentCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    ASSIGN_OR_RETURN(auto sent, inner().Send(buffer, peer, tag));
+    return std::make_unique<NeverSent>(std::move(sent));
+  }
+};
+
+TEST(Links, APeerThatTakesNothingIsNamedThoughItIsHeard) {
+  const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
+    UnsentCommunicator comm(inner);
+    return CheckReachable(inner.rank() == 0 ? static_cast<Communicator&>(comm) : inner,
+                          absl::Seconds(20));
+  });
+  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
+  EXPECT_THAT(std::string(statuses[0].message()),
+              HasSubstr("heard nothing from rank 1 within 20s"));
 }
 
 TEST(Links, AWayThatIsSlowHasALongLatency) {

@@ -552,6 +552,13 @@ TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
   ExpectAllSay(statuses, AllOf(HasSubstr(" did not come to here"), HasSubstr("within 700ms")));
 }
 
+TEST(TcpJob, OfManyRanksThatDoNotComeTheFirstEightAreNamed) {
+  const auto statuses =
+      StartAll(std::make_shared<MemoryStore>(), {{0, 12}}, Nothing, absl::Milliseconds(300));
+  EXPECT_THAT(std::string(statuses[0].message()),
+              HasSubstr("ranks 1, 2, 3, 4, 5, 6, 7, 8, ... of 12 did not come to here"));
+}
+
 // Rank 0 has connections to both by then, and must neither go on nor take the store away.
 TEST(TcpJob, TwoRanksThatCannotConnectAreNamedByAllOthersToo) {
   ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 3}, {1, 3}, {2, 3, Mislead}}, Nothing,

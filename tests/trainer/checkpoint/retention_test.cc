@@ -155,6 +155,15 @@ TEST_F(Prune, CountsNoBytesOfWhatIsLeftBesideACheckpoint) {
   EXPECT_EQ(plan->delete_bytes, before->delete_bytes);
 }
 
+TEST_F(Prune, WhatWasReplacedIsFoundOnlyWhereNothingReplacesIt) {
+  ASSERT_TRUE(SaveSample(fs_, "other", 40).ok());
+  ASSERT_TRUE(fs_.Rename("other/step-00000040", "run/step-00000040.deepnet-replaced").ok());
+  const auto latest = [&] { return FindLatest(fs_, "run").value()->folder; };
+  EXPECT_EQ(latest(), "run/step-00000040");
+  ASSERT_TRUE(fs_.DeleteTree("run/step-00000040").ok());
+  EXPECT_EQ(latest(), "run/step-00000040.deepnet-replaced");
+}
+
 TEST_F(Prune, KeepsWhatEachBestPointerNamesWhereTheyDiffer) {
   ASSERT_TRUE(SetPointer(fs_, "run", "best-nll", 10).ok());
   const auto plan = PlanPrune(fs_, "run", {.keep_latest = 1}, {});

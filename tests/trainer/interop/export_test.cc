@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -441,6 +442,32 @@ TEST(Export, OfMarianDividesBranchesByAlphaAndAddsARowOfZeros) {
     std::vector<float> bias(static_cast<size_t>(model.vocabulary_size()));
     bias.push_back(-1e9f);
     EXPECT_EQ(ReadAll(**folder, "final_logits_bias"), bias);
+  }
+}
+
+TEST(Export, TensorsOfMarianReadInPiecesAreThoseReadWhole) {
+  for (const Positions positions : {SINUSOIDAL, LEARNED}) {
+    ModelSpec model = SampleModel(DEEPNORM);
+    model.set_positions(positions);
+    MemoryFileSystem fs;
+    SaveModel(fs, model);
+    const auto reader = TensorReader::Open(fs, kSource, {});
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    (*reader)->HoldBlocks(2, /*ahead=*/false);
+    const auto tensors = MarianTensors(model, **reader);
+    ASSERT_TRUE(tensors.ok()) << tensors.status();
+    for (const OutgoingTensor& tensor : *tensors) {
+      int64_t elements = 1;
+      for (const int64_t size : tensor.shape) elements *= size;
+      std::vector<float> whole(static_cast<size_t>(elements)), pieces(whole.size());
+      ASSERT_TRUE(tensor.read(0, std::span(whole)).ok());
+      for (size_t at = 0; at < pieces.size(); at += 5) {
+        const size_t count = std::min<size_t>(5, pieces.size() - at);
+        ASSERT_TRUE(
+            tensor.read(static_cast<int64_t>(at), std::span(pieces).subspan(at, count)).ok());
+      }
+      EXPECT_EQ(pieces, whole) << tensor.name;
+    }
   }
 }
 

@@ -119,6 +119,7 @@ TEST(ScaledToBatch, ScalesEveryRateAndKeepsAWarmUpOfAtLeastOneStep) {
   EXPECT_DOUBLE_EQ(small.final_learning_rate(), 0.5e-5);
   EXPECT_EQ(small.warmup_steps(), 8000);
   EXPECT_EQ(small.decay_steps(), 12000);
+  EXPECT_EQ(ScaledToBatch(optim, Batch(1, 1500)).warmup_steps(), 2667);
   EXPECT_EQ(ScaledToBatch(optim, Batch(10'000, 1000)).warmup_steps(), 1);
   optim.set_warmup_steps(0);
   EXPECT_EQ(ScaledToBatch(optim, Batch(1, 500)).warmup_steps(), 0);

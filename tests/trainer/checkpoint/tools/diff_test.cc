@@ -129,6 +129,10 @@ TEST_F(Diff, LooksOnlyAtTensorsThatTheFilterNames) {
   tensors_[1].data[0] += 1.0f;
   EXPECT_TRUE(With(tensors_, "embed_tokens").Identical());
   EXPECT_EQ(With(tensors_, "embed_tokens").num_equal, 3);
+  tensors_.push_back(tensors_[2]);
+  tensors_.back().name = "weight/new";
+  EXPECT_THAT(With(tensors_, "embed_tokens").only_b, ElementsAre());
+  EXPECT_THAT(With(tensors_, "new").only_b, ElementsAre("weight/new"));
   EXPECT_FALSE(With(tensors_, "weight/").Identical());
 }
 

@@ -128,6 +128,13 @@ TEST_F(Average, SaysWhatItWasMadeOfAndHasNoMomentsAndNoScores) {
   }
 }
 
+TEST_F(Average, TakesCheckpointsInTheOrderOfTheirStepsNotOfTheirFolders) {
+  ASSERT_TRUE(SaveCheckpoint(fs_, "a", SampleManifest(40), Views(SampleTensors(40))).ok());
+  folders_.push_back("a/step-00000040");
+  ASSERT_EQ(AverageCheckpoints(fs_, folders_, "mean", {}).value_or(""), "mean/step-00000040");
+  EXPECT_EQ(ManifestOf(fs_, "mean/step-00000040").averaged(3).folder(), folders_.back());
+}
+
 TEST_F(Average, RefusesOtherModelsAndVocabulariesWithBothValues) {
   Manifest other = SampleManifest(40);
   other.set_inventory_hash("fedcba");

@@ -268,8 +268,12 @@ TEST(Prepare, WritesThePairsItReadInTheirOrder) {
 
 TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
   const TempFolder folder;
-  WritePairs(folder, "t", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
-  WritePairs(folder, "bt", "en", "de", {{"two one", "zwei eins"}, {"three two", "drei zwei"}});
+  WritePairs(folder, "t", "de", "en",
+             {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}, {"eins", "one two three"}});
+  WritePairs(folder, "bt", "en", "de",
+             {{"two one", "zwei eins"},
+              {"three two", "drei zwei"},
+              {"one two three one two three", "eins zwei"}});
   const std::string real =
       "text { source_language: 'en' target_language: 'de' "
       "source_file: 't.en' target_file: 't.de' } ";
@@ -282,7 +286,7 @@ TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
   ASSERT_TRUE(corpus.ok()) << corpus.status();
   EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"bt", "de", "en"}));
   ASSERT_EQ(corpus->directions().size(), 3u);
-  EXPECT_EQ(corpus->directions()[2], (Direction{"en", "de", 2, "bt"}));
+  EXPECT_EQ(corpus->directions()[2], (Direction{"en", "de", 3, "bt"}));
   const PairTokens pair = corpus->Tokens(2, 1);
   std::vector<int32_t> source, target;
   for (size_t i = 0; i < pair.source.size(); ++i) source.push_back(pair.source[i]);
@@ -291,6 +295,22 @@ TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
   EXPECT_EQ(corpus->vocabulary().Decode(source), "three two");
   EXPECT_EQ(corpus->vocabulary().Decode(target), "drei zwei");
   EXPECT_LT(corpus->Tokens(1, 1).source[0], corpus->vocabulary().first_tag());
+  const auto longest = [](const Corpus& of, size_t direction) {
+    int32_t pieces = 0;
+    for (int64_t i = 0; i < of.directions()[direction].num_pairs; ++i) {
+      const PairLengths lengths = of.Lengths(direction, i);
+      pieces = std::max({pieces, lengths.source, lengths.target});
+    }
+    return pieces;
+  };
+  EXPECT_EQ(PairOf(*report, "train", "de", "en").longest(), longest(*corpus, 0));  // of an "en"
+  // A tag is no piece of the sentence: the longest one is kept where as many pieces are allowed.
+  const std::string limit =
+      absl::StrCat("cleaning { max_sentence_tokens: ", longest(*corpus, 2) - 1, " }");
+  ASSERT_TRUE(PrepareIn(folder, real + synthetic + limit, nullptr, "limited").ok());
+  const auto limited = Corpus::Open(folder.Path("limited"));
+  ASSERT_TRUE(limited.ok()) << limited.status();
+  EXPECT_EQ(limited->directions()[2].num_pairs, 3);
   EXPECT_THAT(folder.Read("out/report.json"), HasSubstr("\"directions\": [\"en-de.bt\"]"));
   EXPECT_THAT(ReportTable(*report), HasSubstr("en-de.bt"));
 
