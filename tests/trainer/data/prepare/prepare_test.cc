@@ -190,6 +190,12 @@ TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
   EXPECT_THAT(progress, HasSubstr("warning: de-en, dev: 2 of 3" + rest +
                                   "empty side\", the first of them " + folder.Path("dev.de:2")));
   EXPECT_EQ(progress.find("warning: de-en, train"), progress.npos) << progress;
+
+  // Whatever the other texts of its languages are.
+  WritePairs(folder, "bad", "de", "en", {{"", "four"}, {"", "five"}});
+  progress.clear();
+  ASSERT_TRUE(PrepareIn(folder, text("good", "") + text("bad", ""), &progress, "beside").ok());
+  EXPECT_THAT(progress, HasSubstr("warning: de-en, train: 2 of 2" + rest));
 }
 
 TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
@@ -350,6 +356,23 @@ TEST(Prepare, ALanguageThatIsAddedChangesTheTagsOfSyntheticText) {
   ASSERT_NE(synthetic, directions.end());
   EXPECT_EQ(corpus->Tokens(static_cast<int>(synthetic - directions.begin()), 0).source[0],
             corpus->vocabulary().TagId("bt"));
+}
+
+TEST(Prepare, BlocksThatAnotherLengthRatioJudgesAreEncodedAgain) {
+  const TempFolder folder;
+  WritePairs(folder, "t", "de", "en",
+             {{"eins zwei drei eins zwei drei eins zwei drei", "one"}, {"vier", "four"}});
+  const std::string text =
+      "text { source_language: 'de' target_language: 'en' source_file: 't.de' "
+      "target_file: 't.en' } ";
+  const auto before = PrepareIn(folder, text + "cleaning { max_length_ratio: 100 }");
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_EQ(before->kept(), 2);
+  PrepareSpec spec = testing::PrepareSpecOf(text + "cleaning { max_length_ratio: 1.5 }");
+  spec.mutable_tokenizer()->set_vocab_size(300);
+  const auto after = Prepare(spec, "out", folder.path(), [](std::string_view) {}, {.extend = true});
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->kept(), 1);
 }
 
 TEST(Prepare, CountsEveryLineForOneReason) {
