@@ -1,6 +1,7 @@
 #include "parallel/base/fd_stream.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -85,7 +86,9 @@ TEST(FdStream, ATerminalIsWrittenByLines) {
     lines.put('a');
     EXPECT_EQ(waiting(terminal), 0);
     lines << "b\nc";
-    EXPECT_EQ(waiting(terminal), 5);  // "ab\r\nc"
+    pollfd arrives = {.fd = terminal, .events = POLLIN, .revents = 0};
+    for (int i = 0; i < 1000 && waiting(terminal) < 5; ++i) poll(&arrives, 1, 10);
+    EXPECT_EQ(waiting(terminal), 5);  // "ab\r\nc", which the system moves meanwhile
     bytes << "ab\nc";
     EXPECT_EQ(waiting(ends[0]), 0);
     bytes.put('d');
