@@ -275,14 +275,17 @@ TEST(JobVariables, AreThoseThatSlurmSets) {
   setenv("SLURM_RESTART_COUNT", "4", 1);
   EXPECT_EQ(JobId(), "88_3");
   EXPECT_EQ(JobRestarts(), 4);
-  // Ten years ahead: more than an int holds.
-  constexpr double kAhead = 3.2e8;
+  // A hundred years ahead: more than an int holds.
+  constexpr double kAhead = 3.2e9;
   setenv("SLURM_JOB_END_TIME",
          absl::StrCat(static_cast<int64_t>(time(nullptr)) + static_cast<int64_t>(kAhead)).c_str(),
          1);
   EXPECT_NEAR(JobDeadline() - SecondsNow(), kAhead, 60);
   setenv("SLURM_JOB_END_TIME", "0", 1);
   EXPECT_TRUE(std::isinf(JobDeadline()));
+  for (const char* variable : {"SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME"}) {
+    unsetenv(variable);
+  }
 }
 
 TEST(RunOnRanks, AnExceptionIsTheStatusThatTheEnvironmentGivesIt) {

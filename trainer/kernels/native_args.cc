@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "parallel/base/check.h"
+
 namespace deepnet {
 
 native::Element ElementOf(at::ScalarType type) {
@@ -11,6 +13,7 @@ native::Element ElementOf(at::ScalarType type) {
 
 native::ConstMatrix In(const at::Tensor& x, int64_t rows) {
   if (!x.defined()) return {};
+  DEEPNET_CHECK(x.dim() == 2 || rows <= 1) << "a vector of several rows";
   const int64_t cols = x.size(-1), stride = x.dim() == 1 ? cols : x.stride(0);
   return {x.const_data_ptr(), ElementOf(x.scalar_type()), rows, cols, stride};
 }
@@ -24,15 +27,15 @@ float* Floats(const at::Tensor& x) { return x.defined() ? x.data_ptr<float>() : 
 
 uint8_t* Bytes(const at::Tensor& x) { return x.defined() ? x.data_ptr<uint8_t>() : nullptr; }
 
-void Take(const at::Tensor& x, native::ConstMatrix& to) {
+void Convert(const at::Tensor& x, native::ConstMatrix& to) {
   if (x.defined()) to = In(x, x.dim() == 1 ? 1 : x.size(0));
 }
-void Take(const at::Tensor& x, native::Matrix& to) {
+void Convert(const at::Tensor& x, native::Matrix& to) {
   if (x.defined()) to = Out(x, x.size(0));
 }
-void Take(const PackedRows* rows, PackedRows& to) {
+void Convert(const PackedRows* rows, PackedRows& to) {
   if (rows != nullptr) to = *rows;
-  to.index = nullptr;  // the host's
+  to.index = nullptr;  // the host's, and another one in each microbatch: graphs compare arguments
 }
 
 native::AdamRange RangeOf(const AdamArgs& a) {

@@ -44,8 +44,7 @@ constexpr int NumFields() {
   }
 }
 
-// Returns references to all fields of an aggregate. A number of fields that is not yet here wants
-// its line.
+// Returns references to all fields of an aggregate. Each number of fields has a line here.
 template <typename Struct>
 auto FieldsOf(Struct& s) {
 #define DEEPNET_FIELDS(count, ...)                                   \
@@ -64,25 +63,25 @@ auto FieldsOf(Struct& s) {
 #undef DEEPNET_FIELDS
 }
 
-// Each makes the field of a kernel's arguments of that of a layer's.
-void Take(const at::Tensor& x, native::ConstMatrix& to);
-void Take(const at::Tensor& x, native::Matrix& to);
-inline void Take(const at::Tensor& x, float*& to) { to = Floats(x); }
-inline void Take(const at::Tensor& x, const float*& to) { to = Floats(x); }
-inline void Take(const at::Tensor& x, uint8_t*& to) { to = Bytes(x); }
-inline void Take(const at::Tensor& x, const uint8_t*& to) { to = Bytes(x); }
-void Take(const PackedRows* rows, PackedRows& to);
-inline void Take(double x, float& to) { to = static_cast<float>(x); }
+// Each sets a field of a kernel's arguments to what that of a layer's says.
+void Convert(const at::Tensor& x, native::ConstMatrix& to);
+void Convert(const at::Tensor& x, native::Matrix& to);
+inline void Convert(const at::Tensor& x, float*& to) { to = Floats(x); }
+inline void Convert(const at::Tensor& x, const float*& to) { to = Floats(x); }
+inline void Convert(const at::Tensor& x, uint8_t*& to) { to = Bytes(x); }
+inline void Convert(const at::Tensor& x, const uint8_t*& to) { to = Bytes(x); }
+void Convert(const PackedRows* rows, PackedRows& to);
+inline void Convert(double x, float& to) { to = static_cast<float>(x); }
 template <typename T>
-void Take(const T& x, T& to) {
+void Convert(const T& x, T& to) {
   to = x;
 }
 template <template <typename> class Args>
-void Take(const Args<Tensors>& a, Args<native::Pointers>& to) {
+void Convert(const Args<Tensors>& a, Args<native::Pointers>& to) {
   const auto from = FieldsOf(a);
   const auto fields = FieldsOf(to);
   [&]<size_t... i>(std::index_sequence<i...>) {
-    (Take(std::get<i>(from), std::get<i>(fields)), ...);
+    (Convert(std::get<i>(from), std::get<i>(fields)), ...);
   }
   (std::make_index_sequence<std::tuple_size_v<decltype(from)>>());
 }
@@ -91,7 +90,7 @@ void Take(const Args<Tensors>& a, Args<native::Pointers>& to) {
 template <template <typename> class Args>
 Args<native::Pointers> ArgsOf(const Args<Tensors>& a) {
   Args<native::Pointers> args;
-  Take(a, args);
+  Convert(a, args);
   return args;
 }
 

@@ -1,5 +1,7 @@
 #include "parallel/comm/agreement.h"
 
+#include <unistd.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -150,7 +152,7 @@ TEST(CheckSameEverywhere, TakesTheLowerRanksWordWhereOpinionsAreEven) {
 
 TEST(CheckSameFolder, IsOkForOneFolderAndLeavesNothingInIt) {
   const auto fs = MakePosixFileSystem();
-  const std::string folder = ::testing::TempDir() + "/agreement_shared";
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/agreement_shared", getpid());
   EXPECT_TRUE(OneAnswer(4, [&](Communicator& comm) {
                 const auto own = MakePosixFileSystem();
                 return CheckSameFolder(comm, *own, folder);
@@ -162,9 +164,9 @@ TEST(CheckSameFolder, NamesRanksThatSeeAnother) {
   const absl::Status status = OneAnswer(3, [](Communicator& comm) {
     const auto fs = MakePosixFileSystem();
     const std::string other = comm.rank() == 1 ? "/agreement_other" : "/agreement_common";
-    return CheckSameFolder(comm, *fs, ::testing::TempDir() + other);
+    return CheckSameFolder(comm, *fs, absl::StrCat(::testing::TempDir(), other, getpid()));
   });
-  const std::string folder = ::testing::TempDir() + "/agreement_common";
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/agreement_common", getpid());
   EXPECT_EQ(status.message(),
             absl::StrCat("preflight: ", folder, ": rank 1 (host ", HostName(),
                          ") does not see what rank 0 wrote there; the run folder must be on a file "

@@ -344,14 +344,14 @@ TEST(Monitor, ARankThatIsHeardNoMoreIsAmongThoseThatWereHeardLast) {
       heard.Listener()(status);
       plain.Abort(static_cast<int>(GetExitCode(status)));
     };
-    HeartbeatMonitor monitor(heartbeat, plain.rank() == 0 ? kPatience : kLongest, on_stuck);
+    HeartbeatMonitor monitor(heartbeat, plain.rank() == 0 ? kPatience : absl::Seconds(1), on_stuck);
     RETURN_IF_ERROR(monitor.Join(plain));
     return StandStill(plain);
   });
   for (const absl::Status& status : statuses) EXPECT_EQ(GetExitCode(status), ExitCode::kHang);
   EXPECT_EQ(heard.Wait(),
             "rank 2 hears nothing of another one; last heard: rank 0, ; rank 1, : no progress for "
-            "100ms (parallel.comm_timeout_seconds)");
+            "1s (parallel.comm_timeout_seconds)");
 }
 
 class MonitoredContract : public ::testing::TestWithParam<ContractCase> {};

@@ -71,17 +71,16 @@ TEST(Links, MessagesAndSumsThatAreRightHaveNoWrongNumber) {
   }
 }
 
-// The clocks of ranks 1 and 2 take their time before and after they are read, rank 2's in its first
-// answer only: the shortest trip says most, and half of it is the way there.
+// The clock of rank 1 takes its time before and after it is read, that of rank 2 after it in every
+// second answer, the last among them: the shortest trip says most, and half of it is the way there.
 TEST(Links, OffsetsAreThoseInTheMiddleOfTheShortestTrip) {
   const auto statuses = RunRanks(3, [&](Communicator& comm) -> absl::Status {
     int calls = 0;
     const auto clock = [&] {
-      const bool first = calls++ == 0;
       if (comm.rank() == 1) absl::SleepFor(absl::Milliseconds(40));
       const double now = SecondsNow();
       if (comm.rank() == 1) absl::SleepFor(absl::Milliseconds(40));
-      if (comm.rank() == 2 && !first) absl::SleepFor(absl::Milliseconds(80));
+      if (comm.rank() == 2 && ++calls % 2 == 0) absl::SleepFor(absl::Milliseconds(80));
       return now;
     };
     ASSIGN_OR_RETURN(const std::vector<double> offsets, ClockOffsets(comm, clock));
@@ -96,7 +95,7 @@ class SlowSender final : public ForwardingCommunicator {
  public:
   explicit SlowSender(Communicator& inner) : ForwardingCommunicator(inner) {}
   TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (buffer.bytes >= 1 << 16) absl::SleepFor(absl::Milliseconds(20));
+    if (buffer.bytes >= 1 << 16) absl::SleepFor(absl::Milliseconds(200));
     return inner().Send(buffer, peer, tag);
   }
 };
@@ -107,7 +106,7 @@ TEST(Links, EachDirectionHasItsOwnRate) {
     SlowSender slow(quick);
     Communicator& comm = quick.rank() == 0 ? quick : slow;
     ASSIGN_OR_RETURN(const auto rates, MeasureLinks(comm, pair, {.rate_bytes = 1 << 16}));
-    constexpr double kSlow = (1 << 16) / 0.01;
+    constexpr double kSlow = (1 << 16) / 0.1;
     EXPECT_GT(rates[0].bytes_per_second, kSlow);
     EXPECT_LT(rates[1].bytes_per_second, kSlow);
     return absl::OkStatus();

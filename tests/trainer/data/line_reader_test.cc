@@ -192,7 +192,7 @@ TEST(LineReader, CutsALineBeyondTheLimitAndFindsTheNext) {
   EXPECT_EQ((*reader)->line_number(), 2);
 }
 
-// Of any length, in front of the end of what one call reads and behind it.
+// A line may end before or behind the end of what one call reads.
 TEST(LineReader, CutsALineAtTheLimitAlone) {
   const TempFolder folder;
   for (const size_t size : {size_t{1 << 16}, size_t{1 << 16} + 1, size_t{1 << 18} + 5,
