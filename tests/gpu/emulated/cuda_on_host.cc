@@ -4,8 +4,9 @@
 // runs a whole block on one fiber. Threads that can run are bits: one word a warp, and one word of
 // the warps that have any.
 //
-// Under ThreadSanitizer each thread of a block is a fiber of its own, made by the scheduler: the
-// sanitizer orders what a fiber does behind what its maker did. This file is compiled without
+// Under ThreadSanitizer each thread of a block is a fiber of its own, which starts behind what the
+// block's maker did. The blocks of a kernel take the sanitizer's fibers in turn: threads that share
+// one, kSanitizerFibers threads apart, are one thread to it. This file is compiled without
 // -fsanitize=thread there, and calls no memset that the sanitizer would see.
 #include "tests/gpu/emulated/cuda_on_host.h"
 
@@ -52,7 +53,7 @@ using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kMaxSanitizerFibers = 6000;  // it has 8128 threads
+constexpr size_t kSanitizerFibers = 6000;  // it has 8128 threads
 constexpr int kMaxWarps = kMaxBlockThreads / kWarpLanes;
 
 #if defined(EMULATED_GPU_TSAN)
@@ -146,7 +147,7 @@ class Machine {
     threads_.reserve(kMaxBlockThreads);
     fibers_.reserve(kMaxBlockThreads);
     free_fibers_.reserve(kMaxBlockThreads);
-    sanitizer_fibers_.reserve(kMaxSanitizerFibers);
+    sanitizer_fibers_.reserve(kSanitizerFibers);
   }
 
   void SetOrder(ThreadOrder order, uint64_t seed) {
@@ -179,7 +180,6 @@ class Machine {
 
   void ReadOrder();
   void RunBlock(uint64_t number, size_t shared_bytes);
-  void DestroySanitizerFibers();
   void PrepareThreads();
   void ResetShared(size_t shared_bytes);
   uint64_t BlockAt(uint64_t turn, uint64_t count) const;
@@ -188,6 +188,7 @@ class Machine {
   static void Arrived(transfer_t from);
   void SwitchTo(Fiber& to);
   [[gnu::noinline]] Fiber& TakeFiber();
+  void* TakeSanitizerFiber();
   void MakeFiber(Fiber& fiber);
   void Resume(Thread& next);
   void SetCurrent(Thread& next) {
@@ -229,11 +230,12 @@ class Machine {
 
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> free_fibers_;
-  std::vector<void*> sanitizer_fibers_;  // ThreadSanitizer's, of the kernel that runs
+  std::vector<void*> sanitizer_fibers_;  // ThreadSanitizer's: to make one takes it 0.1 ms
+  size_t next_sanitizer_fiber_ = 0;
 
   // Addresses for the sanitizer, alternating from one barrier to the next: a thread that is already
   // at the next one does not release into what slow threads have still to acquire.
-  char block_sync_[2] = {}, warp_sync_[kMaxWarps][2] = {}, end_sync_ = 0;
+  char block_sync_[2] = {}, warp_sync_[kMaxWarps][2] = {}, start_sync_ = 0, end_sync_ = 0;
 };
 
 Machine& machine() {
@@ -306,6 +308,7 @@ void Machine::SwitchTo(Fiber& to) {
 void Machine::FiberMain(transfer_t from) {
   Arrived(from);
   for (Machine& m = machine();;) {
+    Acquire(&m.start_sync_);
     (*m.body_)();
     m.Leave();
   }
@@ -623,21 +626,22 @@ void Machine::RunBlock(uint64_t number, size_t shared_bytes) {
     // The stack mapped anew: the sanitizer forgets which fiber used it.
     MapOrDie(t.fiber->stack_low, kStackBytes);
     MakeFiber(*t.fiber);
-    t.fiber->sanitizer_fiber = __tsan_create_fiber(0);
-    sanitizer_fibers_.push_back(t.fiber->sanitizer_fiber);
+    t.fiber->sanitizer_fiber = TakeSanitizerFiber();
   }
 #endif
+  Release(&start_sync_);
   Resume(*PickNext());
-  if (sanitizer_fibers_.size() + kMaxBlockThreads > kMaxSanitizerFibers) DestroySanitizerFibers();
 }
 
-// Not before the end of the kernel, if there is room: the sanitizer takes a fiber that gets the
-// number of a destroyed one, of an earlier block, for the same thread.
-void Machine::DestroySanitizerFibers() {
+// A kernel's first is the first again: its end orders it before the next kernel.
+void* Machine::TakeSanitizerFiber() {
+  if (next_sanitizer_fiber_ == kSanitizerFibers) next_sanitizer_fiber_ = 0;
 #if defined(EMULATED_GPU_TSAN)
-  for (void* fiber : sanitizer_fibers_) __tsan_destroy_fiber(fiber);
+  if (next_sanitizer_fiber_ == sanitizer_fibers_.size()) {
+    sanitizer_fibers_.push_back(__tsan_create_fiber(0));
+  }
 #endif
-  sanitizer_fibers_.clear();
+  return sanitizer_fibers_[next_sanitizer_fiber_++];
 }
 
 void Machine::ReadOrder() {
@@ -672,9 +676,9 @@ void Machine::Run(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
 #if defined(EMULATED_GPU_TSAN)
   caller_.sanitizer_fiber = __tsan_get_current_fiber();
 #endif
+  next_sanitizer_fiber_ = 0;
   const uint64_t count = uint64_t{grid.x} * grid.y * grid.z;
   for (uint64_t turn = 0; turn < count; ++turn) RunBlock(BlockAt(turn, count), shared_bytes);
-  DestroySanitizerFibers();
   Acquire(&end_sync_);  // only here, as only the end of a kernel orders its blocks
 }
 
