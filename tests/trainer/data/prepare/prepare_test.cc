@@ -1,10 +1,14 @@
 #include "trainer/data/prepare/prepare.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -28,13 +33,27 @@
 #include "trainer/data/corpus_shard.h"
 
 namespace {
-int flock_error = 0;  // what flock fails with; 0: it works
+int flock_error = 0;       // what flock fails with; 0: it works
+int link_error = 0;        // likewise
+std::string no_rename_to;  // the path at which rename fails
 }  // namespace
 
 // Stands before the C library's.
 extern "C" int flock(int file, int operation) noexcept {
   if (flock_error == 0) return static_cast<int>(syscall(SYS_flock, file, operation));
   errno = flock_error;
+  return -1;
+}
+
+extern "C" int link(const char* from, const char* to) noexcept {
+  if (link_error == 0) return static_cast<int>(syscall(SYS_link, from, to));
+  errno = link_error;
+  return -1;
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (no_rename_to != to) return renameat(AT_FDCWD, from, AT_FDCWD, to);
+  errno = EIO;
   return -1;
 }
 
@@ -83,6 +102,12 @@ void ExpectCountsAddUp(const CorpusReport& report) {
   }
 }
 
+void WriteGzip(const std::string& path, const std::string& text) {
+  const gzFile file = gzopen(path.c_str(), "wb");
+  EXPECT_EQ(gzwrite(file, text.data(), static_cast<unsigned>(text.size())), text.size());
+  EXPECT_EQ(gzclose(file), Z_OK);
+}
+
 std::string Message(const absl::StatusOr<CorpusReport>& report) {
   return std::string(report.status().message());
 }
@@ -95,6 +120,7 @@ TEST(Prepare, MakesACorpusOfOpusFolders) {
   ExpectCountsAddUp(*report);
   EXPECT_EQ(report->vocabulary_size(), 300 + 4);
   EXPECT_EQ(PairOf(*report, "test", "en", "fr").kept(), 10);
+  EXPECT_EQ(report->lines(), 120);  // of training text
   EXPECT_EQ(report->folder(), folder.Path("out"));
   EXPECT_GT(report->peak_resident_bytes(), 1 << 20);
   EXPECT_GT(report->tokenizer_seconds(), 0.0);
@@ -152,17 +178,27 @@ TEST(Prepare, SaysFirstHowLargeTheCorpusIsGoingToBe) {
   const TempFolder folder;
   WritePairs(folder, "few", "de", "en", {{"eins", "one"}, {"zwei", "two"}, {"drei", "three"}});
   WritePairs(folder, "many", "en", "fr", TextPairs(3000, {"four", "quatre"}));
+  std::string rows;
+  for (int i = 0; i < 2000; ++i) rows += "a long row of English\tRussian\n";
+  folder.Write("rows.tsv", rows);
+  WriteGzip(folder.Path("more.tsv.gz"), rows);
   std::string progress;
   const auto text = [](const std::string& other, const std::string& stem, const std::string& tag) {
     return "text { source_language: 'en' target_language: '" + other + "' source_file: '" + stem +
            ".en' target_file: '" + stem + "." + other + "' tag: '" + tag + "' } ";
   };
-  ASSERT_TRUE(PrepareIn(folder,
-                        text("de", "few", "") + text("de", "few", "bt") + text("fr", "many", ""),
-                        &progress)
-                  .ok());
-  const size_t planned = progress.find(
-      "planned: 3 languages, 3 language pairs and as many shards, 5 directions, about 3006 pairs");
+  ASSERT_TRUE(
+      PrepareIn(folder,
+                text("de", "few", "") + text("de", "few", "bt") + text("fr", "many", "") +
+                    "text { source_language: 'en' target_language: 'ru' tsv_file: 'rows.tsv' } "
+                    "text { source_language: 'en' target_language: 'ru' tsv_file: 'more.tsv.gz' }",
+                &progress)
+          .ok());
+  // Compressed text is taken for three times its bytes, which is less than these rows are.
+  const double more = 3.0 * static_cast<double>(fs::file_size(folder.Path("more.tsv.gz"))) / 30;
+  const size_t planned = progress.find(absl::StrFormat(
+      "planned: 4 languages, 4 language pairs and as many shards, 7 directions, about %.4g pairs",
+      5006 + more));
   ASSERT_NE(planned, progress.npos) << progress;
   EXPECT_LT(planned, progress.find("scanned "));
 }
@@ -549,6 +585,17 @@ TEST(Prepare, SaysWhyThereIsNoLock) {
   flock_error = 0;
 }
 
+TEST(Prepare, CopiesPairsWhereTheFileSystemHasNoHardLinks) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'", nullptr, "linked").ok());
+  link_error = EPERM;
+  const auto copied = PrepareIn(folder, "opus100_folder: 'opus'");
+  link_error = 0;
+  ASSERT_TRUE(copied.ok()) << copied.status();
+  EXPECT_EQ(folder.Read("out/train.de-en.pairs"), folder.Read("linked/train.de-en.pairs"));
+}
+
 TEST(Prepare, TakesOnlyTheLanguagesAskedFor) {
   const TempFolder folder;
   WriteOpus(folder);
@@ -557,6 +604,25 @@ TEST(Prepare, TakesOnlyTheLanguagesAskedFor) {
   const auto corpus = Corpus::Open(folder.Path("out"));
   EXPECT_EQ(corpus->directions().size(), 2u);
   EXPECT_EQ(corpus->vocabulary().languages(), (std::vector<std::string>{"en", "fr"}));
+
+  // As the corpus is published, its pairs are one level further down.
+  for (const char* move : {"supervised/de-en", "zero-shot/en-fr"}) {
+    const fs::path place = fs::path(folder.Path("opus")) / move;
+    fs::create_directories(place.parent_path());
+    fs::rename(fs::path(folder.Path("opus")) / place.filename(), place);
+  }
+  // Compressed or not.
+  const std::string stem = "opus/supervised/de-en/opus.de-en-train.";
+  const std::string german = folder.Read(stem + "de"), english = folder.Read(stem + "en");
+  WriteGzip(folder.Path(stem + "de.gz"), german);
+  std::string bytes(ZSTD_compressBound(english.size()), '\0');
+  bytes.resize(ZSTD_compress(bytes.data(), bytes.size(), english.data(), english.size(), 3));
+  folder.Write(stem + "en.zst", bytes);
+  for (const char* language : {"de", "en"}) fs::remove(folder.Path(stem + language));
+  const auto deeper =
+      PrepareIn(folder, "opus100_folder: 'opus' languages: ['de', 'en', 'fr']", nullptr, "deeper");
+  ASSERT_TRUE(deeper.ok()) << deeper.status();
+  EXPECT_EQ(deeper->lines(), 80);
 }
 
 TEST(Prepare, SplitsATableOfLanguagesByItsPivotSentences) {
@@ -591,6 +657,7 @@ TEST(Prepare, ALargeTableGivesEachRowOnceAndNamesItsLines) {
                     i == 2000 ? "\tthe row of number " : "\teine Zeile mit Nummer ", i, "\n");
   }
   folder.Write("t.tsv", rows);
+  folder.Write("out.deepnet-unfinished/.deepnet-scratch/table0.train.de.tsv", "killed\tin it\t1\n");
   const auto report = PrepareIn(folder, "table { file: 't.tsv' dev_percent: -1 test_percent: -1 }");
   ASSERT_TRUE(report.ok()) << report.status();
   const LanguagePairReport& german = PairOf(*report, "train", "de", "en");
@@ -600,6 +667,18 @@ TEST(Prepare, ALargeTableGivesEachRowOnceAndNamesItsLines) {
   EXPECT_EQ(german.dropped(0).reason(), "equal sides");
   EXPECT_EQ(german.dropped(0).example(), folder.Path("t.tsv") + ":2001");
   EXPECT_EQ(PairOf(*report, "train", "en", "fr").kept(), 1500);
+}
+
+TEST(Prepare, EachOfManyTablesGivesItsOwnRows) {
+  const TempFolder folder;
+  std::string spec;
+  for (int i = 0; i < 11; ++i) {
+    folder.Write(absl::StrCat(i), absl::StrCat("de\tnumber ", i, "\tNummer ", i, "\n"));
+    absl::StrAppend(&spec, "table { file: '", i, "' dev_percent: -1 test_percent: -1 } ");
+  }
+  const auto report = PrepareIn(folder, spec);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->lines(), 11);
 }
 
 TEST(Prepare, SpacesAroundAPivotSentenceDoNotChangeItsSplit) {
@@ -700,13 +779,28 @@ TEST(Prepare, EverySettingOfTheTokenizerCounts) {
         "normalization: 'identity'", "input_sentence_size: 60",
         "input_sentence_size: 60 sample_temperature: 1",
         "input_sentence_size: 60 } seed: 5 cleaning {"}) {
-    const auto report =
-        PrepareIn(folder, "opus100_folder: 'opus' replace: true tokenizer { " + settings + " }");
+    std::string progress;
+    const auto report = PrepareIn(
+        folder, "opus100_folder: 'opus' replace: true tokenizer { " + settings + " }", &progress);
     ASSERT_TRUE(report.ok()) << settings << report.status();
+    EXPECT_THAT(progress, Not(HasSubstr("encoded already"))) << settings;
     const auto [same, is_new] =
         settings_of.try_emplace(folder.Read("out/tokenizer.model"), settings);
     EXPECT_TRUE(is_new) << settings << " as " << same->second;
   }
+}
+
+// 61 sentences are 30 of each language: its share is rounded down.
+TEST(Prepare, ATokenizersSampleHasBothSidesOfAPair) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  std::string progress;
+  ASSERT_TRUE(PrepareIn(folder,
+                        "opus100_folder: 'opus' languages: ['de', 'en'] tokenizer { "
+                        "input_sentence_size: 61 }",
+                        &progress)
+                  .ok());
+  EXPECT_THAT(progress, HasSubstr("learning 300 pieces from 60 sentences"));
 }
 
 // Earlier versions wrote where the corpus was into its spec.
@@ -741,6 +835,11 @@ TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("out holds a corpus that cannot be used ("), HasSubstr(name)));
+    if (name == "tokenizer.model") {
+      PrepareSpec kept = testing::PrepareSpecOf(spec + " tokenizer { vocab_size: 300 }");
+      EXPECT_THAT(Message(Prepare(kept, "out", folder.path(), {}, {.extend = true})),
+                  HasSubstr("tokenizer.model: damaged: its bytes do not match"));
+    }
     std::string progress;
     const auto replaced = PrepareIn(folder, spec + " replace: true", &progress);
     ASSERT_TRUE(replaced.ok()) << replaced.status();
@@ -750,6 +849,7 @@ TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
         absl::StrContains(progress, "warning: train.de-en.pairs of the earlier corpus is damaged"),
         is_shard)
         << progress;
+    EXPECT_EQ(absl::StrContains(progress, "2 of 3 blocks are encoded already"), is_shard);
     EXPECT_TRUE(PrepareIn(folder, spec)->reused());
   }
   // A shard that is whole, with fewer pairs than were written.
@@ -800,7 +900,9 @@ TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
   const std::string name = "opus/de-en/opus.de-en-train.en";
   const std::string bytes = folder.Read(name);
   folder.Write(name, bytes);  // the same bytes at another time
+  folder.Write("out/.deepnet-scratch/replaced/report.json", "killed before it deleted this");
   EXPECT_TRUE(PrepareIn(folder, spec)->reused());
+  EXPECT_FALSE(fs::exists(folder.Path("out/.deepnet-scratch")));
 
   EXPECT_THAT(Message(PrepareIn(folder, spec + " seed: 5")),
               AllOf(HasSubstr("holds another corpus"), HasSubstr("seed")));
@@ -812,6 +914,9 @@ TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
   ASSERT_TRUE(replaced.ok()) << replaced.status();
   EXPECT_FALSE(replaced->reused());
   EXPECT_NE(replaced->content_hash(), first->content_hash());
+
+  fs::remove_all(folder.Path("opus/en-ru"));
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("other input files"));
 }
 
 TEST(Prepare, NeverTouchesAFolderThatIsNoCorpus) {
@@ -893,6 +998,14 @@ TEST(Prepare, FillsAMountPointThatItCannotReplace) {
   EXPECT_FALSE(fs::exists(folder.Path("out/train.en-fr.pairs")));
   EXPECT_FALSE(fs::exists(folder.Path("out/.deepnet-unfinished")));
   EXPECT_TRUE(Corpus::Open(folder.Path("out")).ok());
+  // No manifest stands among files of another corpus.
+  const std::string other = "opus100_folder: 'opus' languages: ['en', 'fr'] replace: true";
+  no_rename_to = folder.Path("out/manifest.textproto");
+  EXPECT_THAT(Message(PrepareIn(folder, other)), HasSubstr("manifest.textproto"));
+  no_rename_to.clear();
+  EXPECT_TRUE(absl::IsNotFound(Corpus::Open(folder.Path("out")).status()));
+  EXPECT_TRUE(PrepareIn(folder, other)->reused());
+  EXPECT_TRUE(Corpus::Open(folder.Path("out"))->CheckContent().ok());
   ASSERT_EQ(umount(folder.Path("out").c_str()), 0);
 }
 

@@ -1,5 +1,6 @@
 // Prepare() on ranks, which are threads here, and its finished parts: in blocks of 64 lines, so
 // that small texts have several.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -11,12 +12,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
@@ -133,10 +136,47 @@ TEST(PrepareOnRanks, BlocksThatAreJoinedHaveAllLines) {
   WriteLongOpus(folder, 60);
   const std::string spec = absl::StrCat(kSpec, "languages: ['de', 'en']");
   ASSERT_TRUE(PrepareOn(1, folder, spec, "one", false, 1 << 18).status.ok());
-  const Outcome two = PrepareOn(2, folder, spec, "two");
+  const Outcome two =
+      PrepareOn(2, folder, absl::StrReplaceAll(spec, {{"threads: 1", "threads: 64"}}), "two");
   ASSERT_TRUE(two.status.ok()) << two.status;
   EXPECT_THAT(two.progress, HasSubstr(" pairs of 128 lines"));
+  const std::vector<std::string> cores(2, UsableCoreList());
+  const int threads = std::min(64, ThreadsPerRank(cores, cores[0]));
+  EXPECT_THAT(two.progress, HasSubstr(absl::StrCat("on 2 x ", threads, " threads")));
   ExpectSameFiles(folder, "one", "two");
+
+  // A line of the second half of one that is changed, as long as it was. The next one has it again.
+  fs::copy_file(folder.Path("two/tokenizer.model"), folder.Path("kept.model"));
+  const std::string input = "opus/de-en/opus.de-en-train.en";
+  std::string text = folder.Read(input);
+  size_t line = 0;
+  for (int i = 0; i < 122; ++i) line = text.find('\n', line) + 1;
+  ASSERT_EQ(text.substr(line, 5), "part ");
+  folder.Write(input, text.replace(line, 5, "trap "));
+  const std::string kept = "opus100_folder: 'opus' languages: ['de', 'en'] threads: 1 ";
+  ASSERT_TRUE(
+      PrepareOn(1, folder, kept + "tokenizer { model_file: 'kept.model' }", "changed").status.ok());
+  const Outcome extended = PrepareOn(1, folder, spec, "two", /*extend=*/true);
+  ASSERT_TRUE(extended.status.ok()) << extended.status;
+  EXPECT_THAT(extended.progress, HasSubstr("27 of 29 blocks are encoded already"));
+  ExpectSameFiles(folder, "changed", "two");
+}
+
+// The first of four is good.
+TEST(PrepareOnRanks, AWarningIsOfAllBlocksOfAText) {
+  const TempFolder folder;
+  TextPairs pairs;
+  for (int i = 0; i < 64; ++i)
+    pairs.emplace_back(absl::StrCat("eins ", i), absl::StrCat("one ", i));
+  pairs.resize(200, {"same", "same"});
+  WritePairs(folder, "t", "de", "en", pairs);
+  const Outcome outcome =
+      PrepareOn(1, folder,
+                "tokenizer { vocab_size: 300 } text { source_language: 'de' "
+                "target_language: 'en' source_file: 't.de' target_file: 't.en' }",
+                "out");
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_THAT(outcome.progress, HasSubstr("warning: de-en, train: 136 of 200 lines are dropped"));
 }
 
 TEST(PrepareOnRanks, TablesAreDealtToo) {
@@ -360,6 +400,60 @@ TEST(PreparedParts, AnotherThresholdIsAnotherScan) {
   ASSERT_TRUE(again.status.ok()) << again.status;
   EXPECT_THAT(again.progress, Not(HasSubstr("scanned before")));
   ExpectSameFiles(folder, "fresh", "out");
+
+  // As are other scores.
+  for (const char* output : {"out", "fresh"}) fs::remove_all(folder.Path(output));
+  KeepScratch(folder, spec(5));
+  folder.Write("scores", "0\n" + scores.substr(0, scores.size() - 3));
+  ASSERT_TRUE(PrepareOn(1, folder, spec(5), "fresh").status.ok());
+  ASSERT_TRUE(PrepareOn(1, folder, spec(5), "out").status.ok());
+  ExpectSameFiles(folder, "fresh", "out");
+}
+
+// What else a scan depends on, each with the same training text: with the scan of before, blocks of
+// before would be found too.
+TEST(PreparedParts, AScanOfOtherSettingsIsMadeAgain) {
+  const TempFolder folder;
+  const TextPairs pairs = UdhrPairs()["de"];
+  std::string rows = "of __xx__\tvon __xx__\n";
+  for (const auto& [english, german] : pairs) absl::StrAppend(&rows, english, "\t", german, "\n");
+  folder.Write("t.tsv", rows);
+  WritePairs(folder, "test", "en", "de", {pairs[7]});
+  WritePairs(folder, "more", "en", "xx", {pairs[9]});
+  const std::string learned = "tokenizer { vocab_size: 300 input_sentence_size: 40 } threads: 1 ";
+  const auto text = [](const std::string& source, const std::string& target,
+                       const std::string& files) {
+    return absl::StrCat("text { source_language: '", source, "' target_language: '", target, "' ",
+                        files, " } ");
+  };
+  const std::string before = learned + text("en", "de", "tsv_file: 't.tsv'");
+  const std::string test = "source_file: 'test.en' target_file: 'test.de' split: 'test'";
+  for (const std::string& after :
+       {before + "seed: 5", before + text("en", "de", test),
+        before + text("en", "xx", "source_file: 'more.en' target_file: 'more.xx'"),
+        learned + text("de", "en", "tsv_file: 't.tsv'")}) {
+    for (const char* output : {"out", "fresh"}) fs::remove_all(folder.Path(output));
+    ASSERT_TRUE(PrepareOn(1, folder, after, "fresh").status.ok());
+    KeepScratch(folder, before);
+    const Outcome again = PrepareOn(1, folder, after, "out");
+    ASSERT_TRUE(again.status.ok()) << again.status;
+    EXPECT_THAT(again.progress, Not(HasSubstr("scanned before: de-en\n"))) << after;
+    ExpectSameFiles(folder, "fresh", "out");
+  }
+
+  // The tokenizer's rules, of the same scans.
+  for (const char* output : {"out", "fresh"}) fs::remove_all(folder.Path(output));
+  const std::string with_rules =
+      "tokenizer { vocab_size: 300 normalization: 'rules' } threads: 1 " +
+      text("en", "de", "tsv_file: 't.tsv'");
+  folder.Write("rules", "65\t45\n");  // e to E
+  KeepScratch(folder, with_rules);
+  folder.Write("rules", "65\t46\n");
+  ASSERT_TRUE(PrepareOn(1, folder, with_rules, "fresh").status.ok());
+  const Outcome again = PrepareOn(1, folder, with_rules, "out");
+  ASSERT_TRUE(again.status.ok()) << again.status;
+  EXPECT_THAT(again.progress, HasSubstr("scanned before: de-en\n"));
+  ExpectSameFiles(folder, "fresh", "out");
 }
 
 // The new language's test set has a sentence of one block of de-en, and its dev set none.
@@ -423,6 +517,24 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
   EXPECT_THAT(damaged.progress, HasSubstr("train.de-en.pairs of the earlier corpus is damaged"));
   ExpectSameFiles(folder, "fresh-3", "out");
 
+  // Neither is the last of its blocks where the shard, whole by its hashes, ends before that.
+  {
+    const auto corpus = Corpus::Open(folder.Path("fresh-3"));
+    ASSERT_TRUE(corpus.ok()) << corpus.status();
+    auto shorter =
+        ShardWriter::Create(folder.Path("out/train.de-en.pairs"), corpus->vocabulary().size());
+    ASSERT_TRUE(shorter.ok()) << shorter.status();
+    for (int64_t i = 0; i < corpus->directions()[0].num_pairs - 1; ++i) {
+      const PairTokens pair = corpus->Tokens(0, i);
+      ASSERT_TRUE((*shorter)->Add(pair.source.ToIds(), pair.target.ToIds()).ok());
+    }
+    ASSERT_TRUE((*shorter)->Finish().ok());
+  }
+  const Outcome cut = PrepareOn(1, folder, texts(3), "out", /*extend=*/true);
+  ASSERT_TRUE(cut.status.ok()) << cut.status;
+  EXPECT_THAT(cut.progress, HasSubstr("train.de-en.pairs of the earlier corpus is damaged"));
+  ExpectSameFiles(folder, "fresh-3", "out");
+
   // Neither is a pair of which the test set has a sentence now.
   const std::string held =
       texts(3) + "text { source_language: 'de' target_language: 'en' source_file: 'test.de' " +
@@ -442,6 +554,14 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
   ASSERT_TRUE(repeated.status.ok()) << repeated.status;
   EXPECT_EQ(repeated.report.kept(), 11);
   ExpectSameFiles(folder, "fresh-2", "out");
+
+  // A sentence that another has taken the place of is not in the corpus any more.
+  WritePairs(folder, "t0", "de", "en", {all[0], all[40]});
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "out", /*extend=*/true).status.ok());
+  WritePairs(folder, "t0", "de", "en", {all[0], all[41]});
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "fresh-other").status.ok());
+  ASSERT_TRUE(PrepareOn(1, folder, texts(2), "out", /*extend=*/true).status.ok());
+  ExpectSameFiles(folder, "fresh-other", "out");
 
   // A text that is named twice, to be met more often, is two parts of one key.
   const std::string twice =
