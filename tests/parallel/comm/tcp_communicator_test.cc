@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -31,6 +32,7 @@
 #include "gtest/gtest.h"
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -331,8 +333,12 @@ class Relay {
   }
   Descriptor Call() { return ConnectTo(called_port_); }
 
-  // Until one side has closed.
-  static void Forward(const Descriptor& a, const Descriptor& b) {
+  // Until one side has closed, or `goes_on` is false before a text is handed on.
+  static void Forward(
+      const Descriptor& a, const Descriptor& b,
+      const std::function<bool(const std::string&)>& goes_on = [](const std::string&) {
+        return true;
+      }) {
     while (a.fd() >= 0 && b.fd() >= 0) {
       std::array<pollfd, 2> entries = {pollfd{.fd = a.fd(), .events = POLLIN, .revents = 0},
                                        pollfd{.fd = b.fd(), .events = POLLIN, .revents = 0}};
@@ -340,7 +346,7 @@ class Relay {
       for (const int from : {0, 1}) {
         if (entries[from].revents == 0) continue;
         const std::string text = ReceiveText(from == 0 ? a : b);
-        if (text.empty()) return;
+        if (text.empty() || !goes_on(text)) return;
         SendText(from == 0 ? b : a, text);
       }
     }
@@ -474,6 +480,16 @@ TEST(TcpCommunicator, TwoGroupsOfTheSameRanksAreApart) {
   }));
 }
 
+// Ranks 0 and 1 have made a group more than rank 2 when all make one.
+TEST(TcpCommunicator, AGroupHasOneNumberThoughItsRanksHaveMadeOthers) {
+  ExpectAllOk(RunTcpRanks(3, [](Communicator& comm) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto pair, comm.Split(comm.rank() < 2 ? 0 : Communicator::kNoGroup, 0));
+    if (pair != nullptr) RETURN_IF_ERROR(pair->Split(0, 0).status());
+    ASSIGN_OR_RETURN(const auto all, comm.Split(0, comm.rank()));
+    return all->Barrier(absl::Seconds(20));
+  }));
+}
+
 // Ends the process of a death test, whose failures nobody sees otherwise.
 void Must(bool good, int code) {
   if (!good) _exit(code);
@@ -519,6 +535,134 @@ TEST(TcpCommunicatorDeathTest, ARankThatGivesATransferUpSaysSoAndEndsTheJob) {
   EXPECT_EXIT(GiveUpBoth(), ::testing::ExitedWithCode(1), said + "; " + said);
 }
 
+// Rank 1 gives up what the system does not take, the first of it half sent: the peer has been told
+// of it. Its memory is another's then.
+void GiveUpTheQueue() {
+  constexpr int kMessages = 512;  // of 32 MiB
+  Relay relay;
+  std::atomic<bool> full = false;
+  std::promise<void> given_up, received;
+  std::thread relaying([&] {
+    const Descriptor caller = relay.Accept(), called = relay.Call();
+    Relay::Forward(caller, called, [&](const std::string&) {
+      if (full.exchange(false)) given_up.get_future().wait();
+      return true;
+    });
+  });
+  const auto content = [](int i) { return static_cast<char>(1 + i % 100); };
+  std::vector<std::vector<char>> messages(kMessages, std::vector<char>(64 << 10));
+  StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+           [&](Communicator& comm) -> absl::Status {
+             if (comm.rank() == 1) {
+               for (int i = 0; i < kMessages; ++i) std::ranges::fill(messages[i], content(i));
+               std::vector<std::unique_ptr<Transfer>> sent(kMessages);
+               full = true;
+               for (int i = 0; i < kMessages; ++i) {
+                 ASSIGN_OR_RETURN(sent[i], comm.Send(Buffer::Of(std::span(messages[i])), 0, 2));
+               }
+               Must(!sent.back()->Done(), 101);
+               sent.clear();
+               for (std::vector<char>& message : messages) std::ranges::fill(message, 0);
+               given_up.set_value();
+               received.get_future().wait();
+               return absl::OkStatus();
+             }
+             std::vector<char> got(64 << 10);
+             for (int i = 0; i < kMessages; ++i) {
+               ASSIGN_OR_RETURN(const auto receive, comm.Receive(Buffer::Of(std::span(got)), 1, 2));
+               Must(receive->Wait(absl::Seconds(20)).ok(), 102);
+               Must(std::ranges::count(got, content(i)) == std::ssize(got), 103);
+             }
+             std::fprintf(stderr, "all came\n");
+             received.set_value();
+             return comm.Barrier(kSoon);
+           });
+}
+
+TEST(TcpCommunicatorDeathTest, WhatAPeerWasToldOfComesWholeThoughItIsGivenUp) {
+  EXPECT_EXIT(GiveUpTheQueue(), ::testing::ExitedWithCode(1), "all came");
+}
+
+// Rank 0 gives up a long message in the middle of a piece: the rest touches its memory no more.
+void GiveUpAPiece() {
+  Relay relay;
+  std::promise<void> given_up;
+  std::thread relaying([&, moved = size_t{0}, waited = false]() mutable {
+    const Descriptor caller = relay.Accept(), called = relay.Call();
+    Relay::Forward(caller, called, [&](const std::string& text) {
+      moved += text.size();
+      if (moved > (3 << 19) && !std::exchange(waited, true)) given_up.get_future().wait();
+      return true;
+    });
+  });
+  StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+           [&](Communicator& comm) -> absl::Status {
+             std::vector<char> longer(4 << 20, static_cast<char>(comm.rank()));
+             char byte = 0;
+             const Buffer long_one = Buffer::Of(std::span(longer));
+             const Buffer short_one = Buffer::Of(std::span(&byte, 1));
+             if (comm.rank() == 1) {
+               ASSIGN_OR_RETURN(const auto sent, comm.Send(long_one, 0, 7));
+               RETURN_IF_ERROR(sent->Wait(kSoon));
+               ASSIGN_OR_RETURN(const auto last, comm.Send(short_one, 0, 9));
+               RETURN_IF_ERROR(last->Wait(kSoon));
+               return comm.Barrier(kSoon);
+             }
+             ASSIGN_OR_RETURN(const auto kept, comm.Receive(short_one, 1, 9));
+             {
+               const auto dropped = comm.Receive(long_one, 1, 7);
+               const volatile char& early = longer[(3 << 19) - (16 << 10)];
+               while (early == 0) absl::SleepFor(absl::Milliseconds(1));
+               Must(dropped.ok(), 101);
+             }
+             std::ranges::fill(longer, 0);
+             given_up.set_value();
+             Must(kept->Wait(absl::Seconds(20)).ok(), 102);
+             Must(std::ranges::count(longer, 0) == std::ssize(longer), 103);
+             std::fprintf(stderr, "untouched\n");
+             return absl::OkStatus();
+           });
+}
+
+TEST(TcpCommunicatorDeathTest, ALongMessageThatIsGivenUpTouchesItsMemoryNoMore) {
+  EXPECT_EXIT(GiveUpAPiece(), ::testing::ExitedWithCode(1), "untouched");
+}
+
+// Rank 0 was told of a long message, and asks for it when it knows that rank 1 is gone.
+TEST(TcpCommunicator, WhatAPeerOnlyToldOfIsLostWithIt) {
+  Relay relay;
+  std::atomic<bool> told = false;
+  std::thread relaying([&] {
+    const Descriptor caller = relay.Accept(), called = relay.Call();
+    Relay::Forward(caller, called, [&](const std::string&) { return !told; });
+  });
+  const auto statuses =
+      StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+               [&](Communicator& comm) -> absl::Status {
+                 std::vector<char> longer(1 << 20);
+                 char byte = 0;
+                 const Buffer long_one = Buffer::Of(std::span(longer));
+                 const Buffer short_one = Buffer::Of(std::span(&byte, 1));
+                 if (comm.rank() == 1) {
+                   ASSIGN_OR_RETURN(const auto sent, comm.Send(long_one, 0, 7));
+                   ASSIGN_OR_RETURN(const auto last, comm.Send(short_one, 0, 9));
+                   return sent->Wait(kSoon);
+                 }
+                 ASSIGN_OR_RETURN(const auto heard, comm.Receive(short_one, 1, 9));
+                 RETURN_IF_ERROR(heard->Wait(kSoon));
+                 told = true;
+                 ASSIGN_OR_RETURN(const auto nothing, comm.Receive(short_one, 1, 8));
+                 ASSIGN_OR_RETURN(const auto sent, comm.Send(short_one, 1, 8));
+                 EXPECT_FALSE(nothing->Wait(kSoon).ok());
+                 const auto got = comm.Receive(long_one, 1, 7);
+                 return got.ok() ? (*got)->Wait(absl::Seconds(5)) : got.status();
+               });
+  relaying.join();
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kPeerLost) << status;
+  }
+}
+
 TEST(TcpCommunicator, MovesHostMemoryOnly) {
   ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) {
     Buffer buffer;
@@ -550,6 +694,23 @@ TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
   EXPECT_THAT(std::string(statuses[0].message()),
               HasSubstr("rank 2 of 4 did not come to here within 700ms"));
   ExpectAllSay(statuses, AllOf(HasSubstr(" did not come to here"), HasSubstr("within 700ms")));
+}
+
+// The store goes with rank 0.
+TEST(TcpJob, RankZeroStaysUntilAllHaveHeardOfAnError) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto join = [&](int rank) {
+    const auto job = MakeTcpCommunicator({.rank = rank,
+                                          .size = 3,
+                                          .store = store,
+                                          .limit = absl::Milliseconds(200),
+                                          .secret = kSecret});
+    EXPECT_FALSE(job.ok());
+  };
+  std::thread other([&] { join(1); });
+  join(0);
+  EXPECT_EQ(*store->Add("heard", 0), 2);
+  other.join();
 }
 
 TEST(TcpJob, OfManyRanksThatDoNotComeTheFirstEightAreNamed) {
@@ -771,10 +932,15 @@ TEST(TcpJob, ARankThatSendsWhatIsNoMessageIsLost) {
     uint64_t group = 0, id = 0;
     int64_t bytes = 0;
   };
-  constexpr uint32_t kEager = 1, kPiece = 5;
-  for (const Frame& frame : {Frame{.kind = 0}, Frame{.kind = 8}, Frame{.kind = kEager, .bytes = -1},
-                             Frame{.kind = kEager, .bytes = (1 << 20) + 1},
-                             Frame{.kind = kPiece, .id = 77, .bytes = (1 << 20) + 1}}) {
+  constexpr uint32_t kEager = 1, kOffer = 2, kPiece = 5;
+  const std::vector<std::vector<Frame>> cases = {
+      {{.kind = 0}},
+      {{.kind = 8}},
+      {{.kind = kEager, .bytes = -1}},
+      {{.kind = kEager, .bytes = (1 << 20) + 1}},
+      {{.kind = kPiece, .id = 77, .bytes = (1 << 20) + 1}},
+      {{.kind = kOffer, .id = 77, .bytes = 1}, {.kind = kPiece, .id = 77, .bytes = 2}}};
+  for (const std::vector<Frame>& frames : cases) {
     Relay relay;
     std::promise<const Descriptor*> connection;
     std::thread relaying([&] {
@@ -790,7 +956,7 @@ TEST(TcpJob, ARankThatSendsWhatIsNoMessageIsLost) {
                            comm.Receive(Buffer::Of(std::span(&byte, 1)), 1 - comm.rank(), 0));
           if (comm.rank() == 0) {
             SendText(*connection.get_future().get(),
-                     {reinterpret_cast<const char*>(&frame), sizeof(frame)});
+                     {reinterpret_cast<const char*>(frames.data()), frames.size() * sizeof(Frame)});
           }
           return got->Wait(kSoon);
         });
@@ -800,9 +966,41 @@ TEST(TcpJob, ARankThatSendsWhatIsNoMessageIsLost) {
       EXPECT_THAT(std::string(statuses[rank].message()),
                   HasSubstr(rank == 0 ? "is lost: it sent what is no message"
                                       : "is lost: its process has ended"))
-          << frame.kind;
+          << frames.back().kind;
     }
   }
+}
+
+// Rank 0 hears of it from rank 1, and rank 1, which has said nothing, from rank 0.
+void HandOnAnEnd() {
+  struct {
+    uint32_t kind = 6;
+    int32_t code = 42;
+    uint64_t group = 0, rank = 1;
+    int64_t bytes = 0;
+  } frame;
+  Relay relay;
+  std::promise<const Descriptor*> connection;
+  std::thread relaying([&] {
+    const Descriptor caller = relay.Accept(), called = relay.Call();
+    connection.set_value(&called);
+    Relay::Forward(caller, called);
+  });
+  StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
+           [&](Communicator& comm) {
+             if (comm.rank() == 0) {
+               SendText(*connection.get_future().get(),
+                        {reinterpret_cast<const char*>(&frame), sizeof(frame)});
+             }
+             char byte = 0;
+             const auto never = comm.Receive(Buffer::Of(std::span(&byte, 1)), 1 - comm.rank(), 3);
+             return never.ok() ? (*never)->Wait(kSoon) : never.status();
+           });
+}
+
+TEST(TcpCommunicatorDeathTest, WhoEndedTheJobIsSaidByAll) {
+  EXPECT_EXIT(HandOnAnEnd(), ::testing::ExitedWithCode(42),
+              "1/2. rank 1 .host [^ ]*. ended the job with exit code 42");
 }
 
 // 80 bytes that begin as ranks do.
@@ -921,6 +1119,29 @@ TEST(TcpJob, StrangersThatTakeAllOpenFilesHoldNobodyUp) {
   connect(0);
   other.join();
   EXPECT_LT(absl::Now() - began, absl::Seconds(2));
+}
+
+TEST(TcpJob, ConnectionsSendAtOnceAndNoticeAHostThatIsGone) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto connect = [&](int rank) {
+    const auto mesh = ConnectAll({.rank = rank, .size = 2, .store = store, .limit = kSoon});
+    ASSERT_TRUE(mesh.ok()) << mesh.status();
+    struct Option {
+      int level, name, wanted;
+    };
+    for (const auto& [level, name, wanted] :
+         {Option{IPPROTO_TCP, TCP_NODELAY, 1}, Option{SOL_SOCKET, SO_KEEPALIVE, 1},
+          Option{IPPROTO_TCP, TCP_KEEPIDLE, 30}, Option{IPPROTO_TCP, TCP_KEEPINTVL, 5},
+          Option{IPPROTO_TCP, TCP_KEEPCNT, 3}}) {
+      int value = 0;
+      socklen_t length = sizeof(value);
+      getsockopt(mesh->sockets[1 - rank].fd(), level, name, &value, &length);
+      EXPECT_EQ(value, wanted) << name;
+    }
+  };
+  std::thread other([&] { connect(1); });
+  connect(0);
+  other.join();
 }
 
 TEST(TcpJob, WithoutOpenFilesARankWaitsAsleepAndSaysSo) {
