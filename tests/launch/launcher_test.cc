@@ -1,9 +1,13 @@
 #include "launch/launcher.h"
 
+#include <array>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <map>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 using Set = std::map<std::string, std::string>;
 
@@ -178,6 +185,26 @@ TEST(JobSecret, IsTheVariableOrElseAFileThatTheFirstJobMakes) {
   const absl::StatusOr<std::string> other = FindSecret({{"XDG_CONFIG_HOME", home}});
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_NE(*other, *made);
+}
+
+// Ranks of one host begin together.
+TEST(JobSecret, IsOneForAllThatAskForItFirst) {
+  const fs::path home = fs::path(::testing::TempDir()) / "home_of_many_who_ask";
+  for (int round = 0; round < 20; ++round) {
+    fs::remove_all(home);
+    std::array<std::string, 8> secrets;
+    std::latch begin(std::ssize(secrets));
+    std::vector<std::thread> threads;
+    for (std::string& secret : secrets) {
+      threads.emplace_back([&] {
+        begin.arrive_and_wait();
+        const absl::StatusOr<std::string> found = FindSecret({{"HOME", home}});
+        secret = found.ok() ? *found : std::string(found.status().message());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_THAT(secrets, Each(AllOf(SizeIs(64), secrets[0])));
+  }
 }
 
 TEST(JobSecret, IsRefusedWhereOthersMayKnowOrGuessIt) {

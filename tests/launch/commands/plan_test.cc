@@ -128,6 +128,29 @@ TEST(RequestFor, BesideAGpuARankPinsWeightsAndMoments) {
   EXPECT_EQ(RequestFor(plan, run, 8).node_memory_gib, 70 + 1);
 }
 
+// 4/3 of steps, saves that training waits for, and the first and last one; and 10 minutes.
+TEST(RequestFor, TimeIsThatOfStepsAndOfSavesOfOneReplica) {
+  Plan plan;
+  plan.set_pipeline_parallel_size(2);
+  plan.set_data_parallel_size(2);
+  plan.set_step_seconds(0.5);
+  for (int i = 0; i < 4; ++i) plan.add_stages()->mutable_memory()->set_weights(1'000'000'000);
+  RunSpec run;
+  const auto seconds = [&] { return RequestFor(plan, run, 8).run_seconds; };
+  EXPECT_EQ(seconds(), 0.0);  // no limit
+  run.mutable_train()->set_steps(100);
+  run.mutable_train()->set_checkpoint_every_steps(10);
+  // A save of 6 GB takes 6 s, a second longer than the steps up to the next.
+  EXPECT_DOUBLE_EQ(seconds(), (50 + 10 * 1 + 2 * 6) * 4.0 / 3 + 600);
+  run.mutable_parallel()->set_blocking_saves(true);
+  EXPECT_DOUBLE_EQ(seconds(), (50 + 10 * 6 + 2 * 6) * 4.0 / 3 + 600);
+  run.mutable_parallel()->set_blocking_saves(false);
+  run.mutable_optim()->set_ema_decay(0.999);
+  EXPECT_DOUBLE_EQ(seconds(), (50 + 10 * 3 + 2 * 8) * 4.0 / 3 + 600);
+  run.mutable_train()->set_max_train_minutes(1);
+  EXPECT_DOUBLE_EQ(seconds(), 60 * 4.0 / 3 + 600);
+}
+
 TEST(PlanCommand, JsonIsThePlanMessage) {
   const Outcome outcome = RunPlan({"--config", kTiny, "--json"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;

@@ -52,7 +52,9 @@ std::string WriteTemporary(const std::string& name, const std::string& text) {
 }
 
 TEST(RehearseCommand, ShowsEveryScheduleThatTheShapeAllows) {
-  const Outcome outcome = RunRehearse({"--compare", "--time-scale", "100"});
+  // Each in its own placement, whatever that of the run is.
+  const Outcome outcome =
+      RunRehearse({"--compare", "--time-scale", "100", "--set", "parallel.placement=V"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("2 ranks (threads), 4 microbatches, payload small"));
   for (const char* row : {"\n1f1b ", "\ninterleaved, v=2 ", "\nzb-h1 ", "\nzb-v, v=2 "}) {

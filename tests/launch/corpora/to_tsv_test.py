@@ -114,7 +114,7 @@ class Prepare(InFolder):
 
     def test_the_only_copy_of_a_corpus_text_is_not_replaced_by_another(self):
         self.prepare("--tsv", "-", "--set", "data.folder=a/", text=TSV)
-        for words, code in ((), 4), (("--dry-run",), 4), (("--extend",), 0):
+        for words, code in ((), 4), (("--dry-run",), 4), (("--dry-run", "--extend"), 4), (("--extend",), 0):
             self.assertEqual((self.folder / "a.tsv").read_text(encoding="utf-8"), TSV)
             said = self.prepare("--tsv", "-", "--set", "data.folder=a", *words, text=TSV[:-20] + "\n", code=code)
             self.assertEqual("a.tsv has another text" in said, code == 4, said)
