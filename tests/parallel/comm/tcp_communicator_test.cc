@@ -985,6 +985,7 @@ void HandOnAnEnd() {
     const Descriptor caller = relay.Accept(), called = relay.Call();
     connection.set_value(&called);
     Relay::Forward(caller, called);
+    absl::SleepFor(kSoon);  // rank 0 would end the process when it sees the connection close
   });
   StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, relay.Redirect()}},
            [&](Communicator& comm) {
@@ -1048,8 +1049,10 @@ TEST(TcpJob, APlaceThatIsNotTheRanksOwnIsNotCalled) {
     words[kAddresses] = "127.0.0.2";
     places[0] = absl::StrJoin(words, "\t");
   };
+  const absl::Time began = absl::Now();
   ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, elsewhere}}, Nothing),
                AllOf(HasSubstr("rank 0 ("), HasSubstr("has another job secret than ")));
+  EXPECT_LT(absl::Now() - began, kSoon / 2);  // rank 0, which waits for a call, hears of it
 }
 
 // All of 127/8 leads to this host: to the loopback interface, whose own address is 127.0.0.1.
