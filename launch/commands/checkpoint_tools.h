@@ -12,7 +12,7 @@
 #include "launch/commands/command.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
-#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
 

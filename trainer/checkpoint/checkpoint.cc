@@ -2,8 +2,7 @@
 // the one moment at which it begins to exist. The manifest comes after the tensors, so that even a
 // folder copied half-way by other means is recognised.
 //
-//   .tmp folder -> tensors, fsync -> manifest, fsync -> fsync folder -> rename -> fsync run ->
-//   `latest`
+//   folder -> tensors, fsync -> manifest, fsync -> fsync folder -> rename -> fsync run -> `latest`
 //
 // Reading: a file is read block by block, ascending, each verified before a byte of it is used.
 // Extents and blocks are both sorted, so one pass over both copies what they share.
@@ -19,7 +18,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <memory>
 #include <set>
 #include <utility>
 
@@ -59,16 +57,6 @@ void CheckTensors(std::span<const NamedTensor> tensors) {
   }
 }
 
-TensorExtent ExtentOf(const NamedTensor& tensor, int64_t offset) {
-  TensorExtent extent;
-  extent.set_name(tensor.name);
-  extent.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
-  extent.set_first_element(tensor.first_element);
-  extent.set_num_elements(static_cast<int64_t>(tensor.data.size()));
-  extent.set_offset(offset);
-  return extent;
-}
-
 int64_t BlockBytes(int64_t asked) { return asked == 0 ? kDefaultBlockBytes : asked; }
 
 absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder,
@@ -80,7 +68,12 @@ absl::StatusOr<ShardFile> WriteTensors(FileSystem& fs, const std::string& folder
   ASSIGN_OR_RETURN(const auto file, fs.CreateNew(JoinPath(folder, description.file())));
   BlockWriter blocks(*file, BlockBytes(writer.block_bytes), description);
   for (const NamedTensor& tensor : tensors) {
-    *description.add_extents() = ExtentOf(tensor, description.bytes());
+    TensorExtent& extent = *description.add_extents();
+    extent.set_name(tensor.name);
+    extent.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
+    extent.set_first_element(tensor.first_element);
+    extent.set_num_elements(static_cast<int64_t>(tensor.data.size()));
+    extent.set_offset(description.bytes());
     RETURN_IF_ERROR(blocks.Append(
         {reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size() * kElementBytes}));
   }

@@ -39,7 +39,6 @@ std::string ValueText(const Message& message, const FieldDescriptor& field) {
   return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
 }
 
-// Adds a sentence if the two texts differ.
 void AddDifference(const std::string& what, const std::string& saved, const std::string& now,
                    std::vector<std::string>& differences) {
   if (saved == now) return;
@@ -58,17 +57,6 @@ void CompareFields(const std::string& path, const Message& saved, const Message&
   }
 }
 
-// Returns the names of all fields of ModelSpec but those of dropout.
-std::vector<std::string> ModelFields() {
-  std::vector<std::string> names;
-  const google::protobuf::Descriptor& type = *ModelSpec::descriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const std::string& name = type.field(i)->name();
-    if (!absl::EndsWith(name, "dropout")) names.push_back(name);
-  }
-  return names;
-}
-
 }  // namespace
 
 absl::Status CheckSameRun(const Manifest& saved, const Manifest& now) {
@@ -77,8 +65,14 @@ absl::Status CheckSameRun(const Manifest& saved, const Manifest& now) {
   MicrobatchSpec& microbatch = *before.mutable_data()->mutable_microbatch();
   microbatch.set_max_sentences(
       std::min(microbatch.max_sentences(), microbatch.max_target_tokens()));
+  std::vector<std::string> of_model;
+  const google::protobuf::Descriptor& type = *ModelSpec::descriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const std::string& name = type.field(i)->name();
+    if (!absl::EndsWith(name, "dropout")) of_model.push_back(name);
+  }
   std::vector<std::string> differences;
-  CompareFields("model.", before.model(), now.run().model(), ModelFields(), differences);
+  CompareFields("model.", before.model(), now.run().model(), of_model, differences);
   CompareFields("", before, now.run(), {"seed"}, differences);
   CompareFields("data.", before.data(), now.run().data(),
                 {"tags", "microbatch", "global_microbatches", "directions", "max_sentence_tokens"},

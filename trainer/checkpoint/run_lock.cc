@@ -10,7 +10,6 @@
 #include <limits>
 #include <random>
 #include <sstream>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -159,9 +158,7 @@ class Acquirer {
     }
     RETURN_IF_ERROR(claimed.status());
     const absl::StatusOr<Found> now = Look(fs_, path_);
-    if (now.ok() && now->contents == dead.contents) {
-      RETURN_IF_ERROR(fs_.Rename(path_, claim));
-    }
+    if (now.ok() && now->contents == dead.contents) RETURN_IF_ERROR(fs_.Rename(path_, claim));
     return fs_.Delete(claim);
   }
 
@@ -259,9 +256,6 @@ absl::StatusOr<std::unique_ptr<RunLock>> RunLock::Acquire(FileSystem& fs,
   RETURN_IF_ERROR(CheckpointError(RemoveUnusedFiles(fs, run_folder), context));
   return lock;
 }
-
-RunLock::RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner)
-    : fs_(fs), path_(std::move(path)), owner_(std::move(owner)), file_(std::move(file)) {}
 
 RunLock::~RunLock() {
   {

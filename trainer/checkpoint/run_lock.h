@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -81,7 +82,8 @@ class RunLock {
   absl::Status Beat();
 
  private:
-  RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner);
+  RunLock(FileSystem& fs, std::string path, std::unique_ptr<AppendFile> file, RunOwner owner)
+      : fs_(fs), path_(std::move(path)), owner_(std::move(owner)), file_(std::move(file)) {}
   void KeepBeating(absl::Duration beat);
 
   FileSystem& fs_;

@@ -84,7 +84,6 @@ std::vector<std::string> Statements(const Manifest& manifest, const ExportOption
   return statements;
 }
 
-// Everything that goes into the folder.
 struct Export {
   std::unique_ptr<TensorReader> reader;
   ExportedVocabulary vocabulary;

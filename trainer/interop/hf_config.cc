@@ -13,7 +13,6 @@
 #include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
-#include "trainer/interop/json_file.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -33,20 +32,6 @@ void AddDeepnetKeys(const ModelSpec& model, HfConfig* config) {
   config->set_position_embedding_type(model.positions() == LEARNED ? "learned" : "sinusoidal");
   const TiedEmbeddings tied = model.tied_embeddings();
   config->set_tied_embeddings(tied == TIE_ALL ? "all" : tied == TIE_DECODER ? "decoder" : "none");
-}
-
-ExportedCheckpoint Exported(const Manifest& manifest, const std::vector<std::string>& languages) {
-  ExportedCheckpoint exported;
-  *exported.mutable_run() = manifest.run();
-  exported.set_step(manifest.step());
-  exported.set_inventory_hash(manifest.inventory_hash());
-  exported.set_corpus_hash(manifest.corpus_hash());
-  exported.set_tokenizer_hash(manifest.tokenizer_hash());
-  exported.set_optimizer_steps(manifest.optimizer_steps());
-  exported.set_source_tokens(manifest.source_tokens());
-  exported.set_target_tokens(manifest.target_tokens());
-  exported.mutable_languages()->Assign(languages.begin(), languages.end());
-  return exported;
 }
 
 // M2M100Config's values for keys that config.json leaves out.
@@ -93,6 +78,31 @@ absl::Status CheckM2m(const HfConfig& c) {
 }
 
 }  // namespace
+
+absl::Status ParseJson(const std::string& json, const std::string& under, const std::string& file,
+                       google::protobuf::Message* message) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  const std::string wrapped = under.empty() ? "" : absl::StrCat("{\"", under, "\":", json, "}");
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      google::protobuf::StringPiece(under.empty() ? json : wrapped), message, options);
+  if (status.ok()) return absl::OkStatus();
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat("'", file, "': ", std::string(status.message()))),
+      ExitCode::kCheckpoint);
+}
+
+absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
+                          const ToolOptions& options, google::protobuf::Message* message) {
+  const auto read = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
+    RETURN_IF_ERROR(CheckMemory(kToolFixedBytes + kJsonFactor * bytes, options,
+                                absl::StrCat("reading '", path, "'")));
+    ASSIGN_OR_RETURN(const std::string json, ReadWholeFile(fs, path, bytes));
+    return ParseJson(json, under, path, message);
+  };
+  return WithExitCode(read(), ExitCode::kCheckpoint);
+}
 
 std::vector<std::string> DifferencesFromM2m(const ModelSpec& model) {
   std::vector<std::string> differences;
@@ -141,7 +151,16 @@ HfConfig MakeHfConfig(const Manifest& manifest, const std::vector<std::string>& 
   } else {
     AddDeepnetKeys(model, &config);
   }
-  *config.mutable_deepnet() = Exported(manifest, languages);
+  ExportedCheckpoint& exported = *config.mutable_deepnet();
+  *exported.mutable_run() = manifest.run();
+  exported.set_step(manifest.step());
+  exported.set_inventory_hash(manifest.inventory_hash());
+  exported.set_corpus_hash(manifest.corpus_hash());
+  exported.set_tokenizer_hash(manifest.tokenizer_hash());
+  exported.set_optimizer_steps(manifest.optimizer_steps());
+  exported.set_source_tokens(manifest.source_tokens());
+  exported.set_target_tokens(manifest.target_tokens());
+  exported.mutable_languages()->Assign(languages.begin(), languages.end());
   return config;
 }
 

@@ -15,7 +15,7 @@
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/interop/json_file.h"
+#include "trainer/interop/hf_config.h"
 
 namespace deepnet {
 namespace {
@@ -127,7 +127,6 @@ void AddRowsWithoutPiece(const SentencePieces& pieces, int64_t vocabulary_size, 
                    "such as '", without.begin()->second, "': kept as pieces that text never has"));
 }
 
-// Finds the rows of our ids, in their order.
 void FindRows(const Vocabulary& vocabulary, const M2mRows& rows, ImportedVocabulary* imported) {
   int64_t unknown = 0;
   std::string example;
@@ -147,7 +146,6 @@ void FindRows(const Vocabulary& vocabulary, const M2mRows& rows, ImportedVocabul
       "': their rows are copies of that of <unk>, which M2M100Tokenizer reads for them"));
 }
 
-// Reads a SentencePiece model.
 absl::StatusOr<std::string> ReadTokenizer(FileSystem& fs, const std::string& path) {
   absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
   if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);

@@ -14,7 +14,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/interop.pb.h"
-#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {

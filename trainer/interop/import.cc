@@ -32,8 +32,7 @@ struct Incoming {
 absl::StatusOr<Incoming> ReadOurs(FileSystem& fs, const std::string& folder,
                                   const ExportedCheckpoint& exported,
                                   const ImportOptions& options) {
-  Incoming incoming;
-  incoming.from_us = true;
+  Incoming incoming{.from_us = true};
   Manifest& manifest = incoming.manifest;
   // A converter writes model and tags alone, and no hash of the tokenizer.
   const bool converted = exported.tokenizer_hash().empty();
@@ -81,7 +80,6 @@ absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
                                             : ""));
 }
 
-// Returns how a parameter is read from the folder.
 absl::StatusOr<ElementReader> FindSource(const Parameter& parameter, const Incoming& incoming,
                                          SafetensorsFolder& folder, int64_t folder_rows) {
   const std::string name = HfName(parameter.name);
@@ -186,6 +184,7 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
                                   "writing the tokenizer"));
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
                       manifest);
+  RETURN_IF_ERROR(writer.Begin());
   RETURN_IF_ERROR(CheckpointError(CopyTensors(inventory, sources, options, writer), "importing"));
   ASSIGN_OR_RETURN(const Manifest files, writer.Finish());
   ASSIGN_OR_RETURN(std::string written, writer.Commit(files));

@@ -11,7 +11,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/run.pb.h"
-#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 #include "trainer/interop/safetensors.h"
 
 namespace deepnet {
@@ -27,8 +27,8 @@ struct ExportOptions {
   ToolOptions tool = {};
 };
 
-// Writes `output`, which does not exist or is an empty folder, by way of `output` + ".tmp": it
-// exists completely or not at all. The ranks of options.tool.world write a file of weights each.
+// Writes `output`, which does not exist or is an empty folder, by way of `output` + kUnfinishedEnd:
+// it exists completely or not at all. The ranks of options.tool.world write a file of weights each.
 // The tokenizer is that of the run folder that holds `checkpoint_folder`. Errors carry
 // ExitCode::kCheckpoint; kBadConfig for the output folder, kDoesNotFit for memory.
 // Returns statements for the user, a sentence or two each.

@@ -48,31 +48,19 @@ ElementReader Scaled(ElementReader read, const std::string& name, double ramp,
       };
 }
 
-// Fills `features` with fairseq's sinusoidal position `position`, offset 2 included, in float32:
-// the twin of SinusoidalPositions() (trainer/model/embedding.h) without LibTorch.
-void SinusoidalPosition(int64_t position, std::span<float> features) {
-  const size_t half = features.size() / 2;
-  const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
-  std::fill(features.begin(), features.end(), 0.0f);
-  for (size_t k = 0; k < half; ++k) {
-    const double angle =
-        static_cast<double>(position + 2) * std::exp(-rate * static_cast<double>(k));
-    features[k] = static_cast<float>(std::sin(angle));
-    features[half + k] = static_cast<float>(std::cos(angle));
-  }
-}
-
+// Returns a reader of fairseq's sinusoidal positions, offset 2 included, in float32: the twin of
+// SinusoidalPositions() (trainer/model/embedding.h) without LibTorch.
 ElementReader Sinusoids(int64_t width) {
-  return [width](int64_t first, std::span<float> into) -> absl::Status {
-    std::vector<float> row(static_cast<size_t>(width));
-    while (!into.empty()) {
-      SinusoidalPosition(first / width, row);
-      const std::span<const float> rest =
-          std::span(row).subspan(static_cast<size_t>(first % width));
-      const size_t taken = std::min(rest.size(), into.size());
-      std::copy_n(rest.begin(), taken, into.begin());
-      into = into.subspan(taken);
-      first += static_cast<int64_t>(taken);
+  return [width](int64_t first, std::span<float> into) {
+    const int64_t half = width / 2;
+    const double rate = half > 1 ? std::log(10000.0) / static_cast<double>(half - 1) : 0.0;
+    for (float& feature : into) {
+      const int64_t position = first / width, k = first % width;
+      const double wave = std::exp(-rate * static_cast<double>(k < half ? k : k - half));
+      const double angle = static_cast<double>(position + 2) * wave;
+      const double value = k < half ? std::sin(angle) : std::cos(angle);
+      feature = k < 2 * half ? static_cast<float>(value) : 0.0f;
+      ++first;
     }
     return absl::OkStatus();
   };
@@ -105,7 +93,6 @@ ElementReader WithFirstToken(const ElementReader& positions, const ElementReader
   };
 }
 
-// Returns the table of one stack, "encoder" or "decoder".
 absl::StatusOr<OutgoingTensor> PositionTable(const ModelSpec& model, const std::string& stack,
                                              TensorReader& reader) {
   const std::string name = absl::StrCat(stack, ".embed_positions.weight");

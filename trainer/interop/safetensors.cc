@@ -18,7 +18,7 @@
 #include "proto/interop.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/interop/json_file.h"
+#include "trainer/interop/hf_config.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {
@@ -174,42 +174,24 @@ absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::st
                         .offset = data_begin + entry.data_offsets(0)};
 }
 
-// Rows [first, first + count) of a matrix.
-struct RowRun {
-  int64_t first = 0;
-  int64_t count = 0;
-};
-
-// Returns the fewest runs that list the same rows.
-std::vector<RowRun> RunsOf(std::span<const int64_t> rows) {
-  std::vector<RowRun> runs;
-  for (const int64_t row : rows) {
-    if (!runs.empty() && runs.back().first + runs.back().count == row) {
-      ++runs.back().count;
-    } else {
-      runs.push_back({row, 1});
-    }
-  }
-  return runs;
-}
-
 }  // namespace
 
 ElementReader ReadRows(ElementReader matrix, std::span<const int64_t> rows, int64_t width) {
-  return [matrix = std::move(matrix), runs = RunsOf(rows), width](
-             int64_t first_element, std::span<float> into) -> absl::Status {
-    int64_t begin = 0;  // element of the result with which the run begins
-    for (const RowRun& run : runs) {
-      const int64_t end = begin + run.count * width;
-      if (first_element < end && !into.empty()) {
-        const size_t taken = std::min(into.size(), static_cast<size_t>(end - first_element));
-        RETURN_IF_ERROR(matrix(run.first * width + first_element - begin, into.first(taken)));
-        into = into.subspan(taken);
-        first_element += static_cast<int64_t>(taken);
+  return [matrix = std::move(matrix), rows, width](int64_t first_element,
+                                                   std::span<float> into) -> absl::Status {
+    while (!into.empty()) {
+      const auto row = static_cast<size_t>(first_element / width);
+      DEEPNET_CHECK(row < rows.size()) << "elements beyond the last row";
+      const int64_t begin = first_element % width, size = static_cast<int64_t>(into.size());
+      int64_t end = width;  // of the rows that follow each other in the matrix
+      for (size_t next = row + 1; end - begin < size && next < rows.size(); ++next, end += width) {
+        if (rows[next] != rows[next - 1] + 1) break;
       }
-      begin = end;
+      const auto taken = static_cast<size_t>(std::min(size, end - begin));
+      RETURN_IF_ERROR(matrix(rows[row] * width + begin, into.first(taken)));
+      into = into.subspan(taken);
+      first_element += static_cast<int64_t>(taken);
     }
-    DEEPNET_CHECK(into.empty()) << "elements beyond the last row";
     return absl::OkStatus();
   };
 }

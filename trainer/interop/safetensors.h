@@ -19,15 +19,14 @@
 #include "parallel/base/file_system.h"
 #include "proto/model.pb.h"
 #include "trainer/checkpoint/tools/tensor_reader.h"
-#include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
 
 // Fills `into` with the elements of a tensor from `first_element` on, in its own order.
 using ElementReader = std::function<absl::Status(int64_t first_element, std::span<float> into)>;
 
-// Returns a reader of the matrix whose rows are `rows` of the matrix [.., width] that `matrix`
-// reads: embeddings, where the other program numbers its vocabulary otherwise.
+// Returns a reader of the matrix whose rows are `rows`, which are borrowed, of the matrix
+// [.., width] that `matrix` reads: embeddings, where another program numbers its vocabulary.
 ElementReader ReadRows(ElementReader matrix, std::span<const int64_t> rows, int64_t width);
 
 // A tensor to be written. `read` is called for its elements in order and in pieces.

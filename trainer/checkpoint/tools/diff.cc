@@ -22,7 +22,6 @@ namespace {
 // Elements that are read at a time; those of both checkpoints fit into a processor's cache.
 constexpr int64_t kPieceElements = int64_t{1} << 16;
 
-// The comparison of a tensor so far.
 struct Comparison {
   int64_t num_different = 0;
   double max_absolute = 0.0;

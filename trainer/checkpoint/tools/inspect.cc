@@ -13,28 +13,9 @@
 #include "parallel/comm/communicator.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
-#include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
 namespace {
-
-// Reads step and state from a name in a run folder; nullopt if it is no checkpoint.
-std::optional<ListedCheckpoint> FromName(const std::string& run_folder, const std::string& name) {
-  const std::optional<int64_t> step = StepOfCheckpointFolder(name);
-  if (!step.has_value()) return std::nullopt;
-  ListedCheckpoint listed{.folder = JoinPath(run_folder, name), .step = *step};
-  if (StateEnd(name) == kUnfinishedEnd) listed.state = CheckpointState::kUnfinished;
-  if (StateEnd(name) == kReplacedEnd) listed.state = CheckpointState::kReplaced;
-  return listed;
-}
-
-int64_t FolderBytes(FileSystem& fs, const std::string& folder) {
-  int64_t bytes = 0;
-  const absl::StatusOr<std::vector<std::string>> names = fs.List(folder);
-  if (!names.ok()) return 0;
-  for (const std::string& name : *names) bytes += fs.Size(JoinPath(folder, name)).value_or(0);
-  return bytes;
-}
 
 // Returns what is wrong with the files of `manifest`, a sentence each.
 absl::StatusOr<std::vector<std::string>> Problems(FileSystem& fs, const std::string& folder,
@@ -56,7 +37,9 @@ absl::StatusOr<std::vector<std::string>> Problems(FileSystem& fs, const std::str
 // Reads the folder and completes `listed`. Fails only if memory is too little.
 absl::Status Examine(FileSystem& fs, ListDepth depth, const ToolOptions& options,
                      ListedCheckpoint& listed) {
-  listed.bytes = FolderBytes(fs, listed.folder);
+  for (const std::string& name : fs.List(listed.folder).value_or(std::vector<std::string>())) {
+    listed.bytes += fs.Size(JoinPath(listed.folder, name)).value_or(0);
+  }
   if (listed.state == CheckpointState::kUnfinished) return absl::OkStatus();
   absl::StatusOr<Manifest> manifest = ReadManifestWithin(fs, listed.folder, options);
   if (absl::IsResourceExhausted(manifest.status())) return manifest.status();
@@ -91,13 +74,13 @@ void AddMark(FileSystem& fs, const std::string& run_folder, const std::string& p
       absl::StrCat("'", pointer, "' names ", CheckpointName(*step), ", which is not there"));
 }
 
-// Compares this rank's blocks with their checksums: of all `num_blocks` in a row, ranks have about
+// Compares this rank's blocks with their checksums: of all blocks in a row, ranks have about
 // equally many. Those of a file of another size are read all the same, unless it is missing.
-DamagedBlocks ReadBlocks(FileSystem& fs, const std::string& folder, const Manifest& manifest,
-                         int64_t num_blocks, const ToolOptions& options) {
-  const int64_t rank = options.world != nullptr ? options.world->rank() : 0;
-  const int64_t ranks = options.world != nullptr ? options.world->size() : 1;
-  const int64_t begin = num_blocks * rank / ranks, end = num_blocks * (rank + 1) / ranks;
+DamagedBlocks ReadBlocks(FileSystem& fs, const VerifyReport& report, const Manifest& manifest,
+                         const Communicator& world, const ToolProgress& progress) {
+  const std::string& folder = report.folder;
+  const int64_t begin = report.blocks * world.rank() / world.size();
+  const int64_t end = report.blocks * (world.rank() + 1) / world.size();
   const auto for_each = [&](const auto& visit) {
     int64_t next = 0;  // in the row
     for (int file = 0; file < manifest.files_size(); ++file) {
@@ -115,7 +98,7 @@ DamagedBlocks ReadBlocks(FileSystem& fs, const std::string& folder, const Manife
   for_each([&](int file, int64_t block, BlockReader& reader) {
     if (!fs.Size(JoinPath(folder, manifest.files(file).file())).ok()) return;
     const absl::Status status = reader.Read(block);
-    options.progress(done += reader.End(block) - reader.Begin(block), total);
+    progress(done += reader.End(block) - reader.Begin(block), total);
     if (status.ok()) return;
     DamagedBlock& found = *damaged.add_blocks();
     found.set_file(file);
@@ -139,7 +122,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, const std::string&
                       .bytes = TensorBytes(manifest),
                       .tensors = static_cast<int64_t>(IndexTensors(manifest).size())};
   for (const ShardFile& file : manifest.files()) report.blocks += file.block_crc32c_size();
-  const DamagedBlocks mine = ReadBlocks(fs, checkpoint_folder, manifest, report.blocks, options);
+  const DamagedBlocks mine = ReadBlocks(fs, report, manifest, world, options.progress);
   ASSIGN_OR_RETURN(const std::vector<DamagedBlocks> all, AllGatherMessages(world, mine));
   DamagedBlocks damaged;
   for (const DamagedBlocks& part : all) damaged.MergeFrom(part);
@@ -168,10 +151,13 @@ absl::StatusOr<RunListing> ListRun(FileSystem& fs, const std::string& run_folder
   if (!names.ok()) return CheckpointError(names.status(), "listing checkpoints");
   RunListing listing;
   for (const std::string& name : *names) {
-    std::optional<ListedCheckpoint> listed = FromName(run_folder, name);
-    if (!listed.has_value()) continue;
-    RETURN_IF_ERROR(Examine(fs, depth, options, *listed));
-    listing.checkpoints.push_back(*std::move(listed));
+    const std::optional<int64_t> step = StepOfCheckpointFolder(name);
+    if (!step.has_value()) continue;
+    ListedCheckpoint listed{.folder = JoinPath(run_folder, name), .step = *step};
+    if (StateEnd(name) == kUnfinishedEnd) listed.state = CheckpointState::kUnfinished;
+    if (StateEnd(name) == kReplacedEnd) listed.state = CheckpointState::kReplaced;
+    RETURN_IF_ERROR(Examine(fs, depth, options, listed));
+    listing.checkpoints.push_back(std::move(listed));
   }
   std::ranges::sort(listing.checkpoints, {}, [](const ListedCheckpoint& listed) {
     return std::tie(listed.step, listed.folder);

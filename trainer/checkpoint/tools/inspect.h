@@ -9,7 +9,7 @@
 
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
-#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
 

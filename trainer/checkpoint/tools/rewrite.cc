@@ -1,7 +1,6 @@
 #include "trainer/checkpoint/tools/rewrite.h"
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <string_view>
 #include <tuple>
@@ -18,7 +17,6 @@
 #include "parallel/comm/communicator.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/checkpoint/tools/spread_writer.h"
-#include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
 namespace {
@@ -161,18 +159,16 @@ absl::Status ForEachRun(const Tensors& tensors, ElementRange range, const Visit&
   return absl::OkStatus();
 }
 
-// Called with the bytes of tensors, in order.
-using Sink = std::function<absl::Status(const StoredTensor& tensor, std::string_view bytes)>;
-
-// Says what is averaged.
 struct Means {
   const Readers& readers;
   const std::string& kind;  // of the tensors that are read
   const Tensors tensors;    // the weights of the first checkpoint, whose names the means have
 };
 
-// Hands on the means in a range.
-absl::Status MakeMeans(const Means& means, ElementRange range, const Sink& sink) {
+// Returns the bytes of the means in a range.
+absl::StatusOr<std::string> MakeMeans(const Means& means, ElementRange range) {
+  std::string bytes;
+  bytes.reserve(static_cast<size_t>((range.end - range.begin) * kElementBytes));
   std::vector<float> piece;
   std::vector<double> sum;
   const auto mean = [&](const StoredTensor& tensor, int64_t first, int64_t num) -> absl::Status {
@@ -186,31 +182,28 @@ absl::Status MakeMeans(const Means& means, ElementRange range, const Sink& sink)
       }
       const double divisor = static_cast<double>(means.readers.size());
       for (size_t i = 0; i < count; ++i) piece[i] = static_cast<float>(sum[i] / divisor);
-      RETURN_IF_ERROR(
-          sink(tensor, {reinterpret_cast<const char*>(piece.data()), count * sizeof(float)}));
+      bytes.append(reinterpret_cast<const char*>(piece.data()), count * sizeof(float));
     }
     return absl::OkStatus();
   };
-  return ForEachRun(means.tensors, range, mean);
+  RETURN_IF_ERROR(ForEachRun(means.tensors, range, mean));
+  return bytes;
 }
 
-// Returns how many bytes of means a rank makes before rank 0 takes them.
+// Returns how many bytes of means one of several ranks makes before rank 0 takes them.
 int64_t TurnBytes(const ToolOptions& options) {
   const int64_t bytes = std::clamp(options.memory_bytes / 8, kMinTurnBytes, kMaxTurnBytes);
   return bytes / kElementBytes * kElementBytes;
 }
 
-// Receives what other ranks have made of a range; `own` is what this rank has made.
-absl::StatusOr<std::string> Receive(Communicator& world, int rank, ElementRange range,
-                                    std::string own) {
-  if (rank == 0) return own;
-  own.resize(static_cast<size_t>((range.end - range.begin) * kElementBytes));
-  ASSIGN_OR_RETURN(const auto received, world.Receive(Buffer::Of(std::span(own)), rank, kMeansTag));
-  RETURN_IF_ERROR(received->Wait());
-  return own;
+// Replaces `bytes` by what another rank has made of a range.
+absl::Status Receive(Communicator& world, int rank, ElementRange range, std::string& bytes) {
+  bytes.resize(static_cast<size_t>((range.end - range.begin) * kElementBytes));
+  ASSIGN_OR_RETURN(const auto received,
+                   world.Receive(Buffer::Of(std::span(bytes)), rank, kMeansTag));
+  return received->Wait();
 }
 
-// Writes the bytes of the elements of a range.
 absl::Status AppendRange(const Tensors& tensors, ElementRange range, std::string_view bytes,
                          SpreadWriter& writer) {
   return ForEachRun(tensors, range, [&](const StoredTensor& tensor, int64_t, int64_t num) {
@@ -220,52 +213,34 @@ absl::Status AppendRange(const Tensors& tensors, ElementRange range, std::string
   });
 }
 
-// WriteMeans() where ranks take turns in making the means of TurnBytes(), and rank 0 writes them.
-// Returns the same on every rank.
-absl::Status WriteMeansInTurns(const Means& means, SpreadWriter& writer, Communicator& world,
-                               const ToolOptions& options) {
-  const Tensors& tensors = means.tensors;
-  const int64_t all = NumElements(tensors), turn = TurnBytes(options) / kElementBytes;
+// Writes the means, in the order of the first checkpoint: ranks take turns in making a range each,
+// and rank 0 writes them. Returns the same on every rank.
+absl::Status WriteMeans(const Means& means, SpreadWriter& writer, Communicator& world,
+                        const ToolOptions& options) {
+  const int64_t all = NumElements(means.tensors);
+  const int64_t turn = world.size() > 1 ? TurnBytes(options) / kElementBytes : kPieceElements;
   absl::Status written;  // of rank 0
   for (int64_t begin = 0; begin < all; begin += turn * world.size()) {
     const auto range_of = [&](int rank) -> ElementRange {
       return {std::min(all, begin + turn * rank), std::min(all, begin + turn * (rank + 1))};
     };
-    const ElementRange own = range_of(world.rank());
-    std::string bytes;
-    bytes.reserve(static_cast<size_t>((own.end - own.begin) * kElementBytes));
-    const auto collect = [&](const StoredTensor&, std::string_view piece) {
-      bytes.append(piece);
-      return absl::OkStatus();
-    };
-    const absl::Status made = MakeMeans(means, own, collect);
-    RETURN_IF_ERROR(AgreeOnStatus(world, written.ok() ? made : written));
-    if (world.rank() > 0 && !bytes.empty()) {
-      ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(bytes)), 0, kMeansTag));
+    absl::StatusOr<std::string> made = MakeMeans(means, range_of(world.rank()));
+    RETURN_IF_ERROR(AgreeOnStatus(world, written.ok() ? made.status() : written));
+    if (world.rank() > 0 && !made->empty()) {
+      ASSIGN_OR_RETURN(const auto sent, world.Send(Buffer::Of(std::span(*made)), 0, kMeansTag));
       RETURN_IF_ERROR(sent->Wait());
     }
     for (int rank = 0; world.rank() == 0 && rank < world.size(); ++rank) {
       const ElementRange range = range_of(rank);
       if (range.begin == range.end) break;
-      ASSIGN_OR_RETURN(bytes, Receive(world, rank, range, std::move(bytes)));
-      if (written.ok()) written = AppendRange(tensors, range, bytes, writer);
+      if (rank > 0) RETURN_IF_ERROR(Receive(world, rank, range, *made));
+      if (written.ok()) written = AppendRange(means.tensors, range, *made, writer);
       options.progress(range.end * kElementBytes, all * kElementBytes);
     }
   }
   return AgreeOnStatus(world, written);
 }
 
-// Writes the means, in the order of the first checkpoint.
-absl::Status WriteMeans(const Means& means, SpreadWriter& writer, const ToolOptions& options) {
-  const int64_t elements = NumElements(means.tensors), all = elements * kElementBytes;
-  int64_t done = 0;
-  return MakeMeans(means, {0, elements}, [&](const StoredTensor& tensor, std::string_view bytes) {
-    options.progress(done += static_cast<int64_t>(bytes.size()), all);
-    return writer.Append(tensor, bytes);
-  });
-}
-
-// Copies the elements of a range.
 absl::Status CopyTensors(TensorReader& reader, const Tensors& tensors, ElementRange range,
                          SpreadWriter& writer, const ToolOptions& options) {
   const int64_t total = (range.end - range.begin) * kElementBytes;
@@ -367,10 +342,10 @@ absl::StatusOr<std::string> AverageCheckpoints(FileSystem& fs,
   absl::Status begun;
   if (world.rank() == 0) {
     begun = CopyVocabulary(fs, ParentFolder(readers.back()->folder()), output_run);
+    if (begun.ok()) begun = writer.Begin();
   }
   RETURN_IF_ERROR(AgreeOnStatus(world, begun));
-  RETURN_IF_ERROR(world.size() > 1 ? WriteMeansInTurns(means, writer, world, options)
-                                   : WriteMeans(means, writer, options));
+  RETURN_IF_ERROR(WriteMeans(means, writer, world, options));
   ASSIGN_OR_RETURN(const Manifest files,
                    AgreeOn(world, world.rank() == 0 ? writer.Finish() : Manifest()));
   return CommitShares(files, writer, world);

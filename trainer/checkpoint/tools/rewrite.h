@@ -8,7 +8,7 @@
 
 #include "parallel/base/file_system.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/tools/tool_options.h"
+#include "trainer/checkpoint/tools/tensor_reader.h"
 
 namespace deepnet {
 

@@ -18,11 +18,6 @@ namespace {
 constexpr int64_t kMaxVocabularyBytes = int64_t{64} << 20;
 constexpr const char* kVocabularyFiles[] = {kRunTokenizerFile, kRunLanguagesFile};
 
-bool IsLeftOver(const std::string& name) {
-  if (absl::EndsWith(name, kUnfinishedEnd)) return true;
-  return std::ranges::count(kVocabularyFiles, name) > 0;
-}
-
 }  // namespace
 
 SpreadWriter::SpreadWriter(FileSystem& fs, std::string run_folder, const SpreadShape& shape,
@@ -61,7 +56,6 @@ absl::Status SpreadWriter::Begin() {
 
 void SpreadWriter::Share(int first, int end, int64_t first_element) {
   DEEPNET_CHECK(manifest_.files().empty());
-  shares_ = true;
   first_file_ = first;
   end_file_ = end;
   position_ = FirstElementOf(shape_, first) * kElementBytes;
@@ -95,7 +89,6 @@ absl::Status SpreadWriter::Append(const StoredTensor& tensor, std::string_view b
 absl::Status SpreadWriter::OpenFile() {
   const int index = first_file_ + manifest_.files_size();
   DEEPNET_CHECK(index < end_file_) << "more elements than announced";
-  if (!shares_ && index == 0) RETURN_IF_ERROR(Begin());
   ShardFile& description = *manifest_.add_files();
   description.set_file(TensorFileName(index, shape_.num_files));
   ASSIGN_OR_RETURN(file_,
@@ -143,7 +136,9 @@ absl::Status CheckOutputFolder(FileSystem& fs, const std::string& folder, bool m
   if (!names.ok()) return WithExitCode(names.status(), ExitCode::kBadConfig);
   for (const std::string& name : *names) {
     const bool of_mount_point = name == kUnfinishedEnd || name == "lost+found";
-    if (of_mount_point || (may_be_left_over && IsLeftOver(name))) continue;
+    const bool is_left_over =
+        absl::EndsWith(name, kUnfinishedEnd) || std::ranges::count(kVocabularyFiles, name) > 0;
+    if (of_mount_point || (may_be_left_over && is_left_over)) continue;
     return WithExitCode(
         absl::AlreadyExistsError(
             absl::StrCat("'", folder, "' is not empty, it holds '", name, "'; name a new folder")),

@@ -3,6 +3,7 @@
 //
 // Example:
 //   SpreadWriter writer(fs, "copy", {.num_files = 4, .num_elements = 1000}, manifest);
+//   RETURN_IF_ERROR(writer.Begin());
 //   for (const StoredTensor& tensor : tensors) RETURN_IF_ERROR(writer.Append(tensor, bytes));
 //   ASSIGN_OR_RETURN(const Manifest files, writer.Finish());  // of this writer
 //   ASSIGN_OR_RETURN(const std::string folder, writer.Commit(files));
@@ -50,7 +51,7 @@ class SpreadWriter {
 
   const SpreadShape& shape() const { return shape_; }
 
-  // Makes the temporary folder. Append() does, unless Share() was called.
+  // Makes the temporary folder.
   absl::Status Begin();
 
   // This writer, one of several, writes files [first, end) alone; its first bytes are those of
@@ -82,7 +83,6 @@ class SpreadWriter {
   Manifest manifest_;
   int first_file_ = 0;
   int end_file_;
-  bool shares_ = false;
   bool owns_folder_ = false;
   int64_t position_ = 0;  // bytes of the stream up to what was appended
 

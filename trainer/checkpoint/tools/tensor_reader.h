@@ -1,5 +1,5 @@
 // Reads the logical tensors of a checkpoint a run of elements at a time, whichever files they lie
-// in.
+// in, within the bound on memory that all tools have.
 //
 // Example:
 //   ASSIGN_OR_RETURN(const auto reader, TensorReader::Open(fs, "run/step-00000010", options));
@@ -22,11 +22,44 @@
 #include "absl/status/statusor.h"
 
 #include "parallel/base/file_system.h"
+#include "parallel/comm/communicator.h"
 #include "proto/checkpoint.pb.h"
 #include "trainer/checkpoint/background_task.h"
-#include "trainer/checkpoint/tools/tool_options.h"
 
 namespace deepnet {
+
+// Called now and then, from the calling thread, with the bytes done and the bytes in all.
+using ToolProgress = std::function<void(int64_t done, int64_t total)>;
+
+struct ToolOptions {
+  // Bound on what the tool takes beyond the process as it starts, in bytes, however large the
+  // checkpoint is. A tool that cannot keep it says so before it begins, with ExitCode::kDoesNotFit
+  // and what it would need.
+  int64_t memory_bytes = int64_t{256} << 20;
+  ToolProgress progress = [](int64_t, int64_t) {};  // of this rank's share
+  // The ranks that share the work of a tool that says so; every one calls it, sees the same files
+  // and gets the same result. Null: this process alone.
+  Communicator* world = nullptr;
+};
+
+// Bytes of buffers and all else that does not depend on the checkpoint.
+inline constexpr int64_t kToolFixedBytes = int64_t{8} << 20;
+
+// Bytes of memory for a byte of manifest.pb, at most, once it is parsed and indexed; and if another
+// manifest of that size is made of it.
+inline constexpr int64_t kReadManifestFactor = 10;
+inline constexpr int64_t kWriteManifestFactor = 24;
+
+// Fails with ExitCode::kDoesNotFit if `needed_bytes` are more than `options.memory_bytes`; `what`
+// names what needs them.
+absl::Status CheckMemory(int64_t needed_bytes, const ToolOptions& options, const std::string& what);
+
+// ReadManifest(), after CheckMemory() of kReadManifestFactor.
+absl::StatusOr<Manifest> ReadManifestWithin(FileSystem& fs, const std::string& checkpoint_folder,
+                                            const ToolOptions& options);
+
+// Bytes of all files of tensors.
+int64_t TensorBytes(const Manifest& manifest);
 
 // Keeps the blocks of a checkpoint that were used last and reads the next one in the background, so
 // that a tool that is busy with the bytes does not wait for files or checksums.
@@ -37,7 +70,8 @@ namespace deepnet {
 class BlockCache {
  public:
   // `fs` and `manifest`, the one of the checkpoint in `folder`, are borrowed.
-  BlockCache(FileSystem& fs, std::string folder, const Manifest& manifest);
+  BlockCache(FileSystem& fs, std::string folder, const Manifest& manifest)
+      : fs_(fs), folder_(std::move(folder)), manifest_(manifest) {}
 
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
@@ -93,8 +127,7 @@ struct StoredTensor {
 // reading them in it passes once over each file, but for tensors that lie in several.
 std::vector<StoredTensor> IndexTensors(const Manifest& manifest);
 
-// Every byte handed out was compared with its block's checksum. Holds blocks as BlockCache does.
-// One thread at a time. Errors carry ExitCode::kCheckpoint; damage names file, block and tensor.
+// Holds blocks as BlockCache does; what that says of bytes, threads and errors is true of this.
 class TensorReader {
  public:
   // Reads the manifest and compares the sizes of all files. `fs` is borrowed.
