@@ -65,12 +65,9 @@ RunSpec WithDefaults(RunSpec run) {
   if (data.subword_alpha() > 0 && data.subword_nbest() == 0) data.set_subword_nbest(64);
   if (data.temperature().empty()) data.add_temperature()->set_temperature(1.0);
   MicrobatchSpec& microbatch = *data.mutable_microbatch();
-  const int target_tokens = microbatch.max_target_tokens();
-  if (microbatch.max_sentences() == 0 && target_tokens > 0) {
-    microbatch.set_max_sentences(std::max(1, target_tokens / 4));
-  }
-  if (target_tokens > 0 && microbatch.max_sentences() > target_tokens) {
-    microbatch.set_max_sentences(target_tokens);  // of which every pair has one
+  if (const int tokens = microbatch.max_target_tokens(); tokens > 0) {
+    const int pairs = microbatch.max_sentences();  // each has a target token at least
+    microbatch.set_max_sentences(pairs == 0 ? std::max(1, tokens / 4) : std::min(pairs, tokens));
   }
   if (run.has_instruments() && !run.instruments().has_every_steps()) {
     run.mutable_instruments()->set_every_steps(kInstrumentSteps);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -48,12 +46,6 @@ std::string Complaint(const Flag& flag, const std::string& word) {
   return known ? "" : absl::StrCat("allowed are: ", absl::StrJoin(flag.allowed, ", "));
 }
 
-std::string UnknownFlag(const std::vector<Flag>& table, const std::string& name) {
-  std::vector<std::string> names;
-  for (const Flag& flag : table) names.push_back("--" + flag.name);
-  return absl::StrCat("--", name, ": unknown flag", SuggestName("--" + name, names));
-}
-
 // Returns the value of a flag that is not given: its default, or 0 or false without one.
 std::vector<std::string> InitialWords(const Flag& flag) {
   if (flag.kind == FlagKind::kList) return {};
@@ -63,40 +55,6 @@ std::vector<std::string> InitialWords(const Flag& flag) {
 }
 
 }  // namespace
-
-Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
-              const std::string& default_value) {
-  return {name, FlagKind::kText, value, default_value, help};
-}
-
-Flag IntegerFlag(const std::string& name, const std::string& help, const std::string& default_value,
-                 Bounds bounds) {
-  return {name, FlagKind::kInteger, "N", default_value, help, {}, bounds};
-}
-
-Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
-                const std::string& default_value) {
-  return {name, FlagKind::kNumber, value, default_value, help};
-}
-
-Flag SwitchFlag(const std::string& name, const std::string& help) {
-  return {name, FlagKind::kSwitch, "", "", help};
-}
-
-Flag ChoiceFlag(const std::string& name, const std::string& value,
-                const std::vector<std::string>& allowed, const std::string& help,
-                const std::string& default_value) {
-  return {name, FlagKind::kText, value, default_value, help, allowed};
-}
-
-Flag ListFlag(const std::string& name, const std::string& value, const std::string& help) {
-  return {name, FlagKind::kList, value, "", help};
-}
-
-Flag Required(Flag flag) {
-  flag.required = true;
-  return flag;
-}
 
 absl::Status BadConfig(const std::vector<std::string>& mistakes) {
   if (mistakes.empty()) return absl::OkStatus();
@@ -116,12 +74,6 @@ const std::string& ParsedFlags::Word(std::string_view name, FlagKind kind) const
   return Get(name).words.front();
 }
 
-bool ParsedFlags::Given(std::string_view name) const { return Get(name).given; }
-
-const std::string& ParsedFlags::Text(std::string_view name) const {
-  return Word(name, FlagKind::kText);
-}
-
 int64_t ParsedFlags::Integer(std::string_view name) const {
   int64_t result = 0;
   DEEPNET_CHECK(absl::SimpleAtoi(Word(name, FlagKind::kInteger), &result));
@@ -134,16 +86,10 @@ double ParsedFlags::Number(std::string_view name) const {
   return result;
 }
 
-bool ParsedFlags::Switch(std::string_view name) const {
-  return Word(name, FlagKind::kSwitch) == "true";
-}
-
 const std::vector<std::string>& ParsedFlags::List(std::string_view name) const {
   DEEPNET_CHECK(Get(name).kind == FlagKind::kList) << "--" << name << " has another kind";
   return Get(name).words;
 }
-
-absl::Status ParsedFlags::CheckRequired() const { return BadConfig(missing_); }
 
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
                                        const std::vector<std::string>& words, int max_positional) {
@@ -167,7 +113,10 @@ absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,
     const auto flag =
         std::find_if(table.begin(), table.end(), [&](const Flag& f) { return f.name == sides[0]; });
     if (flag == table.end()) {
-      mistakes.push_back(UnknownFlag(table, sides[0]));
+      std::vector<std::string> names;
+      for (const Flag& known : table) names.push_back("--" + known.name);
+      const std::string name = "--" + sides[0];
+      mistakes.push_back(absl::StrCat(name, ": unknown flag", SuggestName(name, names)));
       continue;
     }
     std::string word = sides.back();

@@ -47,19 +47,42 @@ struct Flag {
   bool required = false;  // must be given, and no value of it may be empty: CheckRequired
 };
 
-// Return the flags of a table; `value`, `help` and `bounds` as in Flag.
-Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
-              const std::string& default_value = "");
-Flag IntegerFlag(const std::string& name, const std::string& help,
-                 const std::string& default_value = "", Bounds bounds = {});
-Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
-                const std::string& default_value = "");
-Flag SwitchFlag(const std::string& name, const std::string& help);
-Flag ChoiceFlag(const std::string& name, const std::string& value,
-                const std::vector<std::string>& allowed, const std::string& help,
-                const std::string& default_value = "");
-Flag ListFlag(const std::string& name, const std::string& value, const std::string& help);
-Flag Required(Flag flag);
+// Return the flags of a table; parameters as the fields of Flag.
+inline Flag TextFlag(const std::string& name, const std::string& value, const std::string& help,
+                     const std::string& default_value = "") {
+  return {name, FlagKind::kText, value, default_value, help};
+}
+
+inline Flag IntegerFlag(const std::string& name, const std::string& help,
+                        const std::string& default_value = "", Bounds bounds = {},
+                        const std::string& value = "N") {
+  return {name, FlagKind::kInteger, value, default_value, help, {}, bounds};
+}
+
+inline Flag NumberFlag(const std::string& name, const std::string& value, const std::string& help,
+                       const std::string& default_value = "") {
+  return {name, FlagKind::kNumber, value, default_value, help};
+}
+
+inline Flag SwitchFlag(const std::string& name, const std::string& help) {
+  return {name, FlagKind::kSwitch, "", "", help};
+}
+
+inline Flag ChoiceFlag(const std::string& name, const std::string& value,
+                       const std::vector<std::string>& allowed, const std::string& help,
+                       const std::string& default_value = "") {
+  return {name, FlagKind::kText, value, default_value, help, allowed};
+}
+
+inline Flag ListFlag(const std::string& name, const std::string& value, const std::string& help,
+                     const std::vector<std::string>& allowed = {}) {
+  return {name, FlagKind::kList, value, "", help, allowed};
+}
+
+inline Flag Required(Flag flag) {
+  flag.required = true;
+  return flag;
+}
 
 // Returns OK where there are no `mistakes`, else INVALID_ARGUMENT with ExitCode::kBadConfig and all
 // of them, a line each.
@@ -71,17 +94,17 @@ absl::Status BadFlag(const std::string& mistake);
 class ParsedFlags {
  public:
   bool Has(std::string_view name) const { return values_.contains(name); }  // in the table
-  bool Given(std::string_view name) const;                                  // typed by the user
-  const std::string& Text(std::string_view name) const;
+  bool Given(std::string_view name) const { return Get(name).given; }       // typed by the user
+  const std::string& Text(std::string_view name) const { return Word(name, FlagKind::kText); }
   int64_t Integer(std::string_view name) const;
   double Number(std::string_view name) const;
-  bool Switch(std::string_view name) const;
+  bool Switch(std::string_view name) const { return Word(name, FlagKind::kSwitch) == "true"; }
   const std::vector<std::string>& List(std::string_view name) const;
   const std::vector<std::string>& positional() const { return positional_; }
 
   // Fails as BadConfig where required flags are missing. Not a part of ParseFlags, so that of the
   // ranks of a job, which agree on it, one says so.
-  absl::Status CheckRequired() const;
+  absl::Status CheckRequired() const { return BadConfig(missing_); }
 
  private:
   friend absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<Flag>& table,

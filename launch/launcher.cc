@@ -29,29 +29,22 @@ namespace {
 
 constexpr int kDefaultPort = 29500;
 
-class Variables {
- public:
-  explicit Variables(const GetEnvFn& environment) : environment_(environment) {}
+// The text of a variable; empty where it is not set.
+std::string TextOf(const GetEnvFn& environment, const char* name) {
+  const char* const text = environment(name);
+  return text != nullptr ? text : "";
+}
 
-  // Empty: not set.
-  std::string Text(const char* name) const {
-    const char* const text = environment_(name);
-    return text != nullptr ? text : "";
-  }
-
-  // A whole number from `least` to `most`; `otherwise` where the variable is not set.
-  absl::StatusOr<int> Number(const char* name, int least, int most, int otherwise) const {
-    const std::string text = Text(name);
-    if (text.empty()) return otherwise;
-    int number = 0;
-    if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
-    return PreflightError(
-        absl::StrCat(name, " is \"", text, "\": must be a number from ", least, " to ", most));
-  }
-
- private:
-  const GetEnvFn& environment_;
-};
+// The whole number of a variable, from `least` to `most`; `otherwise` where it is not set.
+absl::StatusOr<int> NumberOf(const GetEnvFn& environment, const char* name, int least, int most,
+                             int otherwise) {
+  const std::string text = TextOf(environment, name);
+  if (text.empty()) return otherwise;
+  int number = 0;
+  if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
+  return PreflightError(
+      absl::StrCat(name, " is \"", text, "\": must be a number from ", least, " to ", most));
+}
 
 // "tcp://h1:29500" or "file:///shared/run.rendezvous".
 absl::Status ReadInitMethod(const std::string& text, Launch* launch) {
@@ -73,51 +66,45 @@ absl::Status ReadInitMethod(const std::string& text, Launch* launch) {
 }
 
 // Where the ranks meet: what the user says, or `host` and `port`.
-absl::Status ReadPlace(const Variables& variables, const std::string& host, int port,
+absl::Status ReadPlace(const GetEnvFn& environment, const std::string& host, int port,
                        Launch* launch) {
-  const std::string method = variables.Text("INIT_METHOD");
+  const std::string method = TextOf(environment, "INIT_METHOD");
   if (!method.empty() && method != "env://") return ReadInitMethod(method, launch);
-  launch->host = variables.Text("MASTER_ADDR");
+  launch->host = TextOf(environment, "MASTER_ADDR");
   if (launch->host.empty()) launch->host = host;
   if (launch->host.empty()) {
     return PreflightError(
         "RANK and WORLD_SIZE are set, but not MASTER_ADDR, the host of rank 0 (nor INIT_METHOD)");
   }
-  ASSIGN_OR_RETURN(launch->port, variables.Number("MASTER_PORT", 1, 65535, port));
+  ASSIGN_OR_RETURN(launch->port, NumberOf(environment, "MASTER_PORT", 1, 65535, port));
   return absl::OkStatus();
 }
 
-absl::Status ReadTorchrun(const Variables& variables, int size, Launch* launch) {
+absl::Status ReadTorchrun(const GetEnvFn& environment, int size, Launch* launch) {
   launch->by = Launch::By::kVariables;
   launch->said_by = "torchrun's variables";
   launch->size = size;
-  ASSIGN_OR_RETURN(launch->rank, variables.Number("RANK", 0, size - 1, -1));
+  ASSIGN_OR_RETURN(launch->rank, NumberOf(environment, "RANK", 0, size - 1, -1));
   if (launch->rank < 0) {
     return PreflightError(absl::StrCat("WORLD_SIZE is ", size, ", but RANK is not set"));
   }
-  launch->agent_store = variables.Text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");
-  return ReadPlace(variables, "", kDefaultPort, launch);
+  launch->agent_store = TextOf(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True";
+  launch->prefix = TextOf(environment, "TORCHELASTIC_RESTART_COUNT");
+  return ReadPlace(environment, "", kDefaultPort, launch);
 }
 
-absl::Status ReadSlurm(const Variables& variables, int size, Launch* launch) {
+absl::Status ReadSlurm(const GetEnvFn& environment, int size, Launch* launch) {
   launch->by = Launch::By::kVariables;
   launch->said_by = "Slurm's variables";
   launch->size = size;
-  ASSIGN_OR_RETURN(launch->rank, variables.Number("SLURM_PROCID", 0, size - 1, 0));
+  ASSIGN_OR_RETURN(launch->rank, NumberOf(environment, "SLURM_PROCID", 0, size - 1, 0));
   // Steps and jobs that run beside each other on a host meet at different ports.
   uint64_t job = 0, step = 0;
-  static_cast<void>(absl::SimpleAtoi(variables.Text("SLURM_JOB_ID"), &job));
-  static_cast<void>(absl::SimpleAtoi(variables.Text("SLURM_STEP_ID"), &step));
+  static_cast<void>(absl::SimpleAtoi(TextOf(environment, "SLURM_JOB_ID"), &job));
+  static_cast<void>(absl::SimpleAtoi(TextOf(environment, "SLURM_STEP_ID"), &step));
   const int port = static_cast<int>(15000 + (job + 97 * step) % 15000);
-  const std::string hosts = variables.Text("SLURM_STEP_NODELIST");
-  return ReadPlace(variables, FirstHost(hosts), port, launch);
-}
-
-// Open MPI, MPICH and its descendants, and PMIx under srun.
-bool StartedByMpi(const GetEnvFn& environment) {
-  const auto variables = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
-  return std::ranges::any_of(variables, [&](const char* name) { return environment(name); });
+  const std::string hosts = TextOf(environment, "SLURM_STEP_NODELIST");
+  return ReadPlace(environment, FirstHost(hosts), port, launch);
 }
 
 constexpr char kSecretVariable[] = "DEEPNET_JOB_SECRET";
@@ -178,22 +165,23 @@ std::string Launch::Place() const {
 }
 
 absl::StatusOr<Launch> FindLaunch(const GetEnvFn& environment, bool has_mpi) {
-  const Variables variables(environment);
   constexpr int kMany = 1 << 20;
-  Launch launch{.interface = variables.Text("GLOO_SOCKET_IFNAME")};
-  if (has_mpi && StartedByMpi(environment)) {
+  Launch launch{.interface = TextOf(environment, "GLOO_SOCKET_IFNAME")};
+  // Open MPI, MPICH and its descendants, and PMIx under srun.
+  const auto of_mpi = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+  if (has_mpi && std::ranges::any_of(of_mpi, environment)) {
     launch.by = Launch::By::kMpi;
     launch.said_by = "MPI's launcher";
     return launch;
   }
-  ASSIGN_OR_RETURN(const int world_size, variables.Number("WORLD_SIZE", 1, kMany, 1));
-  ASSIGN_OR_RETURN(const int tasks, variables.Number("SLURM_STEP_NUM_TASKS", 1, kMany, 1));
-  ASSIGN_OR_RETURN(int mpi_ranks, variables.Number("OMPI_COMM_WORLD_SIZE", 1, kMany, 1));
-  ASSIGN_OR_RETURN(mpi_ranks, variables.Number("PMI_SIZE", 1, kMany, mpi_ranks));
+  ASSIGN_OR_RETURN(const int world_size, NumberOf(environment, "WORLD_SIZE", 1, kMany, 1));
+  ASSIGN_OR_RETURN(const int tasks, NumberOf(environment, "SLURM_STEP_NUM_TASKS", 1, kMany, 1));
+  ASSIGN_OR_RETURN(int mpi_ranks, NumberOf(environment, "OMPI_COMM_WORLD_SIZE", 1, kMany, 1));
+  ASSIGN_OR_RETURN(mpi_ranks, NumberOf(environment, "PMI_SIZE", 1, kMany, mpi_ranks));
   if (world_size > 1) {
-    RETURN_IF_ERROR(ReadTorchrun(variables, world_size, &launch));
-  } else if (!variables.Text("SLURM_STEP_ID").empty() && tasks > 1) {
-    RETURN_IF_ERROR(ReadSlurm(variables, tasks, &launch));
+    RETURN_IF_ERROR(ReadTorchrun(environment, world_size, &launch));
+  } else if (!TextOf(environment, "SLURM_STEP_ID").empty() && tasks > 1) {
+    RETURN_IF_ERROR(ReadSlurm(environment, tasks, &launch));
   } else if (mpi_ranks > 1) {
     return PreflightError(
         absl::StrCat("mpirun started ", mpi_ranks,
@@ -223,14 +211,13 @@ std::string FirstHost(const std::string& list) {
 }
 
 absl::StatusOr<std::string> FindJobSecret(const GetEnvFn& environment) {
-  const Variables variables(environment);
-  if (const std::string given = variables.Text(kSecretVariable); !given.empty()) {
+  if (const std::string given = TextOf(environment, kSecretVariable); !given.empty()) {
     if (given.size() < kLeastSecretBytes) return SecretError(kSecretVariable, "is under 16 bytes");
     return absl::StrCat(given);
   }
-  std::string folder = variables.Text("XDG_CONFIG_HOME");
+  std::string folder = TextOf(environment, "XDG_CONFIG_HOME");
   if (folder.empty()) {
-    const std::string home = variables.Text("HOME");
+    const std::string home = TextOf(environment, "HOME");
     if (home.empty()) return SecretError(kSecretVariable, "is not set, nor is HOME");
     folder = JoinPath(home, ".config");
   }

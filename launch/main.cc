@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/device_group.h"
 #include "parallel/base/fd_stream.h"
 #include "trainer/data/mapped_file.h"

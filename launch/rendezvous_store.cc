@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -105,15 +104,14 @@ class C10dStore final : public RendezvousStore {
 absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
                        const std::string& text) {
   if (!launch.file.empty()) return PreflightError(absl::StrCat(launch.Place(), ": ", text));
-  if (serves && (absl::StrContains(text, "EADDRINUSE") ||
-                 absl::StrContains(text, "address already in use"))) {
-    return PreflightError(
-        absl::StrCat("rank 0 cannot listen at ", launch.Place(),
-                     ": the port is in use, by another program, an earlier job, or a "
-                     "second rank 0"));
+  if (serves) {
+    const bool in_use =
+        absl::StrContains(text, "EADDRINUSE") || absl::StrContains(text, "address already in use");
+    return PreflightError(absl::StrCat("rank 0 cannot listen at ", launch.Place(), ": ",
+                                       in_use ? "the port is in use, by another program, an "
+                                                "earlier job, or a second rank 0"
+                                              : text));
   }
-  if (serves)
-    return PreflightError(absl::StrCat("rank 0 cannot listen at ", launch.Place(), ": ", text));
   return PreflightError(absl::StrCat("rank 0 did not come: nobody answers at ", launch.Place(),
                                      " within ", absl::FormatDuration(limit), ": ", text));
 }

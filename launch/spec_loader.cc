@@ -255,12 +255,6 @@ std::map<Position, std::string> MergeText(std::string text, Message* target) {
 
 // ---- JSON ----
 
-// A field by its proto name or its lowerCamelCase JSON name.
-const FieldDescriptor* FindJsonField(const Descriptor& type, const std::string& key) {
-  const FieldDescriptor* field = type.FindFieldByName(key);
-  return field != nullptr ? field : type.FindFieldByCamelcaseName(key);
-}
-
 // The walk over a JSON tree: its mistakes, and its values that are written in protobuf's spelling.
 struct JsonCheck {
   std::vector<std::string> mistakes;
@@ -318,7 +312,8 @@ void CheckJsonObject(google::protobuf::Struct* object, const Descriptor& type,
   for (auto& [key, value] : *object->mutable_fields()) sorted[key] = &value;
   for (const auto& [key, value] : sorted) {
     const std::string key_path = path.empty() ? key : absl::StrCat(path, ".", key);
-    const FieldDescriptor* field = FindJsonField(type, key);
+    const FieldDescriptor* field = type.FindFieldByName(key);
+    if (field == nullptr) field = type.FindFieldByCamelcaseName(key);
     if (field == nullptr) {
       check->mistakes.push_back(absl::StrCat(key_path, ": ", NoSuchField(type, key)));
     } else if (value->has_null_value()) {

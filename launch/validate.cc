@@ -6,7 +6,6 @@
 #include <initializer_list>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -26,9 +25,6 @@
 namespace deepnet {
 namespace {
 
-enum class Purpose { kPlan, kTrain };
-
-// Requires a tag of a language.
 bool Language(const Fields& fields, const std::string& name, const std::string& tag) {
   return fields.Require(IsLanguageTag(tag), name, Fields::Quoted(tag),
                         "must be a tag of letters, digits and '_'");
@@ -186,7 +182,6 @@ void CheckText(const TextFiles& text, const Fields& fields) {
   fields.Require(text.split() == "train", "tag", "only with split: 'train'");
 }
 
-// Checks the field `languages` of `message`.
 void CheckLanguages(const auto& message, const Fields& fields) {
   for (int i = 0; i < message.languages_size(); ++i) {
     Language(fields, absl::StrCat("languages[", i, "]"), message.languages(i));
@@ -280,12 +275,11 @@ void CheckLossScale(const RunSpec& run, const Fields& fields) {
   }
 }
 
-void CheckOptim(const RunSpec& run, Purpose purpose, Mistakes* mistakes) {
+void CheckOptim(const RunSpec& run, bool train, Mistakes* mistakes) {
   const OptimSpec& optim = run.optim();
   const Fields fields(optim, "optim.", mistakes);
   const double rate = optim.learning_rate();
-  const bool absent = purpose == Purpose::kPlan && rate == 0;
-  if (!absent && fields.Above0("learning_rate", "required, above 0")) {
+  if ((train || rate != 0) && fields.Above0("learning_rate", "required, above 0")) {
     fields.Within(0, rate, "initial_learning_rate",
                   absl::StrCat("must be from 0 to optim.learning_rate (", rate, ")"));
     CheckSchedule(run, fields);
@@ -459,17 +453,16 @@ void CheckDecode(const RunSpec& run, Mistakes* mistakes) {
                  absl::StrCat("must be at most model.max_positions (", positions, ") less 2"));
 }
 
-absl::Status Validate(const RunSpec& run, Purpose purpose) {
-  const bool train = purpose == Purpose::kTrain;
+absl::Status Validate(const RunSpec& run, bool train) {
   Mistakes mistakes;
   const Fields fields(run, "", &mistakes);
   if (!fields.CheckValues()) return BadConfig(mistakes);
   if (train) fields.Given("folder", "required: where checkpoints and logs go");
-  CheckModel(run.model(), /*from_corpus=*/purpose == Purpose::kTrain, &mistakes);
+  CheckModel(run.model(), /*from_corpus=*/train, &mistakes);
   const Fields data(run.data(), "data.", &mistakes);
   if (train) data.Given("folder", "required: what `deepnet prepare` wrote");
   CheckData(run, &mistakes);
-  CheckOptim(run, purpose, &mistakes);
+  CheckOptim(run, train, &mistakes);
   CheckCompute(run, &mistakes);
   CheckLayout(run, &mistakes);
   if (train) {
@@ -482,9 +475,9 @@ absl::Status Validate(const RunSpec& run, Purpose purpose) {
 
 }  // namespace
 
-absl::Status ValidateForPlan(const RunSpec& run) { return Validate(run, Purpose::kPlan); }
+absl::Status ValidateForPlan(const RunSpec& run) { return Validate(run, /*train=*/false); }
 
-absl::Status ValidateForTrain(const RunSpec& run) { return Validate(run, Purpose::kTrain); }
+absl::Status ValidateForTrain(const RunSpec& run) { return Validate(run, /*train=*/true); }
 
 absl::Status ValidateForPrepare(const RunSpec& run) {
   Mistakes mistakes;

@@ -190,7 +190,7 @@ MUTANTS = {
         "launch/launcher.cc", "launch->port > 0 &&\n      launch->port <= 65535", "launch->port > 0",
         "launch_launcher_test"),
     "restarts-meet-those-before": (
-        "launch/launcher.cc", '  launch->prefix = variables.Text("TORCHELASTIC_RESTART_COUNT");\n', "",
+        "launch/launcher.cc", '  launch->prefix = TextOf(environment, "TORCHELASTIC_RESTART_COUNT");\n', "",
         "launch_launcher_test"),
     "waits-begin-before-they-do": (
         "parallel/exec/trace.cc", "std::max(wait.start, found->second)", "found->second", "trace_test"),

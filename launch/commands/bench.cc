@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "trainer/telemetry/metrics.h"

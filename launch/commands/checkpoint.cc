@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 
 #include "launch/commands/checkpoint_tools.h"
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/defaults.h"
 #include "launch/flags.h"
 #include "launch/job.h"
@@ -32,13 +32,6 @@
 namespace deepnet {
 namespace {
 
-LoggerOptions BarOptions(const CommandLine& line) {
-  LoggerOptions options = StderrOptions();
-  options.stream = &line.err;
-  options.warnings_only = !options.terminal;
-  return options;
-}
-
 // Returns what shows a tool's progress in `log`, from now on.
 ToolProgress Bar(Logger& log, const std::string& label) {
   return [&log, label, start_seconds = SecondsNow()](int64_t done, int64_t total) {
@@ -54,7 +47,6 @@ ToolProgress Bar(Logger& log, const std::string& label) {
   };
 }
 
-// Reads the size that --`flag` gives.
 absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& flag) {
   absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
   if (size.ok()) return size;
@@ -67,13 +59,6 @@ Flag OutputFlag() {
                "A new or empty folder, which becomes a run folder with one checkpoint; required."));
 }
 
-absl::StatusOr<std::string> OutputFolder(const CommandLine& line) {
-  absl::StatusOr<std::string> output = FollowOwnLinks(ResolvePath(line, line.flags.Text("output")));
-  if (!output.ok())
-    return WithExitCode(WithPrefix("--output", output.status()), ExitCode::kBadConfig);
-  return output;
-}
-
 Flag NoSyncFlag() {
   return SwitchFlag("no-sync",
                     "Do not wait for the disk, as cp does not: faster, but a power failure soon "
@@ -82,7 +67,6 @@ Flag NoSyncFlag() {
 
 constexpr int64_t kMaxFiles = 99999;  // five digits in a file's name
 
-// Returns the checkpoint that the first positional word means.
 absl::StatusOr<std::vector<std::string>> ChooseOne(const CommandLine&, const Tool& tool) {
   ASSIGN_OR_RETURN(std::string folder, ChooseCheckpoint(*tool.fs, tool.paths[0], tool.options));
   return std::vector<std::string>{std::move(folder)};
@@ -118,7 +102,6 @@ Command ReshardCommand() {
 
 constexpr int kMaxCheckpoints = 1000;
 
-// The latest `last` checkpoints of a run.
 absl::StatusOr<std::vector<std::string>> LastOf(FileSystem& fs, const std::string& run_folder,
                                                 int64_t last, const ToolOptions& options) {
   ASSIGN_OR_RETURN(const RunListing listing, ListRun(fs, run_folder, ListDepth::kSizes, options));
@@ -175,17 +158,12 @@ Command AverageCommand() {
           "folder.",
       .arguments = "RUN | CHECKPOINT...",
       .max_arguments = kMaxCheckpoints,
-      .flags = {{.name = "last",
-                 .kind = FlagKind::kInteger,
-                 .value = "K",
-                 .help = "The latest K checkpoints of a run folder.",
-                 .bounds = {1, kMaxCheckpoints}},
+      .flags = {IntegerFlag("last", "The latest K checkpoints of a run folder.", "",
+                            {1, kMaxCheckpoints}, "K"),
                 SwitchFlag("ema",
                            "Take the averages that training kept (optim.ema_decay) instead of the "
                            "weights; one checkpoint is enough then."),
-                OutputFlag(),
-                NoSyncFlag(),
-                MemoryFlag()},
+                OutputFlag(), NoSyncFlag(), MemoryFlag()},
       .run = [](const CommandLine& line) {
         return RunShared(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
       }};
@@ -306,12 +284,8 @@ Command PruneCommand() {
           "host is watched for a minute.",
       .arguments = "RUN",
       .max_arguments = 1,
-      .flags = {{.name = "keep",
-                 .kind = FlagKind::kInteger,
-                 .value = "K",
-                 .help = "How many of the latest stay; required.",
-                 .bounds = {1, kMaxKept},
-                 .required = true},
+      .flags = {Required(IntegerFlag("keep", "How many of the latest stay; required.", "",
+                                     {1, kMaxKept}, "K")),
                 IntegerFlag("keep-every", "Checkpoints whose step is a multiple of N stay, too.",
                             "", {1, kMaxSteps}),
                 SwitchFlag("dry-run", "Only say what would be deleted; needs no lock."),
@@ -333,12 +307,17 @@ absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const s
                                                 size_t least) {
   RETURN_IF_ERROR(line.flags.CheckRequired());
   const bool waits = !line.flags.Has("no-sync") || !line.flags.Switch("no-sync");
+  LoggerOptions log = StderrOptions();
+  log.stream = &line.err;
+  log.warnings_only = !log.terminal;
   std::unique_ptr<Tool> tool(
       new Tool{.fs = MakePosixFileSystem(waits ? Durability::kDisk : Durability::kProcessEnd),
-               .log = Logger(BarOptions(line))});
+               .log = Logger(log)});
   ASSIGN_OR_RETURN(tool->options.memory_bytes, SizeFlag(line, "memory"));
   if (line.flags.Has("output")) {
-    ASSIGN_OR_RETURN(tool->output, OutputFolder(line));
+    const auto output = FollowOwnLinks(ResolvePath(line, line.flags.Text("output")));
+    RETURN_IF_ERROR(WithExitCode(WithPrefix("--output", output.status()), ExitCode::kBadConfig));
+    tool->output = *output;
   }
   tool->options.progress = Bar(tool->log, line.command.name);
   for (const std::string& word : line.flags.positional()) {

@@ -114,18 +114,14 @@ JsonObject ListedJson(const ListedCheckpoint& listed) {
       .Add("problems", listed.problems);
 }
 
-JsonObject ListingJson(const RunListing& listing) {
-  return JsonObject()
-      .Add("checkpoints", JsonObjects(listing.checkpoints, ListedJson))
-      .Add("notes", listing.notes);
-}
-
 absl::Status RunList(const CommandLine& line) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Tool> tool, StartTool(line, "RUN"));
   const ListDepth depth = line.flags.Switch("verify") ? ListDepth::kContents : ListDepth::kSizes;
   ASSIGN_OR_RETURN(const RunListing listing,
                    ListRun(*tool->fs, tool->paths[0], depth, tool->options));
-  line.out << (line.flags.Switch("json") ? JsonOf(ListingJson(listing)) + "\n" : Table(listing));
+  JsonObject json;
+  json.Add("checkpoints", JsonObjects(listing.checkpoints, ListedJson)).Add("notes", listing.notes);
+  line.out << (line.flags.Switch("json") ? JsonOf(json) + "\n" : Table(listing));
   return absl::OkStatus();
 }
 
@@ -144,7 +140,6 @@ Command ListCommand() {
           .run = RunList};
 }
 
-// The part of a checkpoint that `inspect` prints.
 struct Inspection {
   std::string folder = {};
   Manifest manifest = {};
@@ -156,34 +151,20 @@ void AppendRow(std::string& text, const std::string& name, const std::string& va
   if (!value.empty()) absl::StrAppendFormat(&text, "%-17s %s\n", name, value);
 }
 
-std::string BestText(const Manifest& manifest) {
-  return absl::StrJoin(manifest.best(), ", ", [](std::string* out, const BestScore& best) {
-    absl::StrAppendFormat(out, "%s %.6g at step %d", best.metric(), best.value(), best.step());
-  });
+void AppendBest(std::string* out, const BestScore& best) {
+  absl::StrAppendFormat(out, "%s %.6g at step %d", best.metric(), best.value(), best.step());
 }
 
-// "3, 7 to 12".
-std::string SkipsText(const Manifest& manifest) {
-  return absl::StrJoin(manifest.skips(), ", ", [](std::string* out, const SkippedSteps& run) {
-    absl::StrAppend(out, WithCommas(run.first_step()));
-    if (run.count() > 1)
-      absl::StrAppend(out, " to ", WithCommas(run.first_step() + run.count() - 1));
-  });
+void AppendSkips(std::string* out, const SkippedSteps& run) {  // "3" or "7 to 12"
+  absl::StrAppend(out, WithCommas(run.first_step()));
+  if (run.count() > 1) absl::StrAppend(out, " to ", WithCommas(run.first_step() + run.count() - 1));
 }
 
-// A line for each entry of the ledger of spikes.
-std::string SpikesText(const Manifest& manifest) {
-  return absl::StrJoin(
-      manifest.spikes(), "\n                  ",
-      [](std::string* out, const SpikeRecord& spike) { absl::StrAppend(out, SpikeLine(spike)); });
-}
+void AppendSpike(std::string* out, const SpikeRecord& spike) { *out += SpikeLine(spike); }
 
-std::string AveragedText(const Manifest& manifest) {
-  return absl::StrJoin(
-      manifest.averaged(), ", ", [](std::string* out, const AveragedCheckpoint& averaged) {
-        absl::StrAppendFormat(out, "%s (%smanifest %08x)", averaged.folder(),
-                              averaged.ema() ? "ema; " : "", averaged.manifest_crc32c());
-      });
+void AppendAveraged(std::string* out, const AveragedCheckpoint& averaged) {
+  absl::StrAppendFormat(out, "%s (%smanifest %08x)", averaged.folder(),
+                        averaged.ema() ? "ema; " : "", averaged.manifest_crc32c());
 }
 
 std::string Summary(const Inspection& it) {
@@ -196,14 +177,14 @@ std::string Summary(const Inspection& it) {
   AppendRow(text, "updates",
             absl::StrCat(WithCommas(m.optimizer_steps()), ", ", WithCommas(m.skipped_steps()),
                          " steps skipped"));
-  AppendRow(text, "skipped", SkipsText(m));
-  AppendRow(text, "spikes", SpikesText(m));
+  AppendRow(text, "skipped", absl::StrJoin(m.skips(), ", ", AppendSkips));
+  AppendRow(text, "spikes", absl::StrJoin(m.spikes(), "\n                  ", AppendSpike));
   AppendRow(text, "tokens",
             absl::StrCat(WithCommas(m.source_tokens()), " source, ", WithCommas(m.target_tokens()),
                          " target"));
   AppendRow(text, "trained", ClockText(m.train_seconds()));
-  AppendRow(text, "best", BestText(m));
-  AppendRow(text, "mean of", AveragedText(m));
+  AppendRow(text, "best", absl::StrJoin(m.best(), ", ", AppendBest));
+  AppendRow(text, "mean of", absl::StrJoin(m.averaged(), ", ", AppendAveraged));
   AppendRow(text, "inventory", m.inventory_hash());
   AppendRow(text, "corpus", m.corpus_hash());
   AppendRow(text, "tokenizer", m.tokenizer_hash());
@@ -306,17 +287,11 @@ Command InspectCommand() {
           .run = RunInspect};
 }
 
-// A checkpoint, and what came of it.
-struct Verdict {
-  std::string folder;
-  absl::StatusOr<VerifyReport> report;
+bool IsIntact(const absl::StatusOr<VerifyReport>& report) {
+  return report.ok() && report->damage.empty();
+}
 
-  bool intact() const { return report.ok() && report->damage.empty(); }
-};
-
-std::string Text(const Verdict& verdict) {
-  if (!verdict.report.ok()) return absl::StrCat(verdict.report.status().message(), "\n");
-  const VerifyReport& report = *verdict.report;
+std::string Text(const VerifyReport& report) {
   std::string text;
   for (const Damage& damage : report.damage) {
     absl::StrAppend(&text, damage.text, "\n");
@@ -341,19 +316,16 @@ JsonObject DamageJson(const Damage& damage) {
       .Add("tensors", damage.tensors);
 }
 
-JsonObject VerdictJson(const Verdict& verdict) {
+JsonObject VerdictJson(const std::string& folder, const absl::StatusOr<VerifyReport>& report) {
   JsonObject json;
-  json.Add("folder", verdict.folder).Add("intact", verdict.intact());
-  if (!verdict.report.ok()) {
-    return json.Add("error", std::string(verdict.report.status().message()));
-  }
-  const VerifyReport& report = *verdict.report;
-  return json.Add("step", report.step)
-      .Add("files", report.files)
-      .Add("blocks", report.blocks)
-      .Add("bytes", report.bytes)
-      .Add("tensors", report.tensors)
-      .Add("damage", JsonObjects(report.damage, DamageJson));
+  json.Add("folder", folder).Add("intact", IsIntact(report));
+  if (!report.ok()) return json.Add("error", std::string(report.status().message()));
+  return json.Add("step", report->step)
+      .Add("files", report->files)
+      .Add("blocks", report->blocks)
+      .Add("bytes", report->bytes)
+      .Add("tensors", report->tensors)
+      .Add("damage", JsonObjects(report->damage, DamageJson));
 }
 
 // The checkpoint that the path means, or all of a run folder but unfinished ones.
@@ -381,11 +353,12 @@ absl::Status Verify(const CommandLine& line, const Tool& tool,
   bool all_intact = true;
   std::vector<JsonObject> verdicts;
   for (const std::string& folder : folders) {
-    const Verdict verdict{folder, VerifyCheckpoint(*tool.fs, folder, tool.options)};
-    if (absl::IsResourceExhausted(verdict.report.status())) return verdict.report.status();
-    all_intact = all_intact && verdict.intact();
-    if (json) verdicts.push_back(VerdictJson(verdict));
-    if (!json) line.out << Text(verdict);
+    const auto report = VerifyCheckpoint(*tool.fs, folder, tool.options);
+    if (absl::IsResourceExhausted(report.status())) return report.status();
+    all_intact = all_intact && IsIntact(report);
+    if (json) verdicts.push_back(VerdictJson(folder, report));
+    if (!json)
+      line.out << (report.ok() ? Text(*report) : absl::StrCat(report.status().message(), "\n"));
   }
   if (json) {
     line.out << JsonOf(JsonObject().Add("checkpoints", verdicts).Add("intact", all_intact)) << "\n";

@@ -14,7 +14,6 @@
 
 #include "launch/defaults.h"
 #include "launch/field_names.h"
-#include "launch/spec_loader.h"
 #include "launch/spec_printer.h"
 #include "launch/version.h"
 #include "parallel/base/check.h"
@@ -56,91 +55,6 @@ std::string FillVocabulary(RunSpec* run) {
                       " languages\n");
 }
 
-}  // namespace
-
-SpecSources SourcesOf(const CommandLine& line) {
-  return {RootFolder(line), line.flags.List("config"), line.flags.List("set")};
-}
-
-absl::StatusOr<RunSpec> LoadConfig(const CommandLine& line, RunSpec base) {
-  DEEPNET_CHECK(line.command.spec != SpecUse::kNone) << line.command.name << " takes no --config";
-  ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(SourcesOf(line), std::move(base)));
-  run = WithDefaults(std::move(run));
-  if (run.compute().device().empty()) run.mutable_compute()->set_device("auto");
-  if (line.command.validate == nullptr) return run;
-  RunSpec checked = run;
-  if (line.command.plans) FillVocabulary(&checked);
-  RETURN_IF_ERROR(line.command.validate(checked));
-  return run;
-}
-
-absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
-  ASSIGN_OR_RETURN(RunSpec run, LoadConfig(line, std::move(base)));
-  const bool open = run.compute().device() == "auto";
-  ResolveDevice(line, run.mutable_compute());
-  if (!line.command.plans) return run;
-  line.err << FillVocabulary(&run);
-  if (open && run.compute().device() == "cpu") {
-    line.err << "compute.device is auto, and no GPU is seen: planning for the CPU "
-                "(--set compute.device=cuda plans for GPUs)\n";
-  }
-  return run;
-}
-
-void ResolveDevice(const CommandLine& line, ComputeSpec* compute) {
-  if (compute->device() != "auto") return;
-  const bool wants_cpu = compute->matmul() == NATIVE || compute->isa() != ISA_UNSPECIFIED;
-  const bool cuda = !wants_cpu && line.has_cuda != nullptr && line.has_cuda();
-  compute->set_device(cuda ? "cuda" : "cpu");
-}
-
-Inventory InventoryOf(const CommandLine& line, const RunSpec& run) {
-  Inventory inventory = Describe(run.model(), run.data().microbatch());
-  if (line.describe_work != nullptr) {
-    line.describe_work(run.model(), run.data().microbatch(), run.compute(), inventory);
-  }
-  return inventory;
-}
-
-std::string RootFolder(const CommandLine& line) { return line.flags.Text("root"); }
-
-std::string ResolvePath(const CommandLine& line, const std::string& path) {
-  return std::filesystem::path(RootFolder(line)) / path;
-}
-
-Environment WithStreams(const Environment& environment, std::ostream& out, std::ostream& err) {
-  return {environment.in,           out, err, environment.has_cuda, environment.status_of_exception,
-          environment.describe_work};
-}
-
-Flag JsonFlag() { return SwitchFlag("json", "Print JSON instead of a table."); }
-
-std::vector<Flag> AllFlags(const Command& command) {
-  std::vector<Flag> flags = command.flags;
-  if (command.spec != SpecUse::kNone) {
-    flags.push_back(
-        ListFlag("config", "FILE",
-                 "RunSpec as a textproto, or as JSON if the name ends in .json "
-                 "(proto/run.proto; complete ones: launch/recipes). A later file wins."));
-    flags.push_back(ListFlag("set", "FIELD=VALUE",
-                             "Change one field after all files: model.encoder_layers=50, "
-                             "model.residual=POST_LN, data.directions=de-en,en-de. "
-                             "An empty value means the default."));
-  }
-  if (command.spec == SpecUse::kRequired) {
-    flags.push_back(
-        SwitchFlag("dump-config",
-                   "Print every field of the RunSpec, defaults filled in, and do nothing else."));
-  }
-  flags.push_back(TextFlag("root", "FOLDER",
-                           "What relative paths, those of the RunSpec included, start from.", "."));
-  flags.push_back(SwitchFlag("help", "Print this."));
-  return flags;
-}
-
-namespace {
-
-// A table of commands and what they do.
 std::string CommandList(const std::vector<Command>& commands) {
   std::string text = "Commands:\n";
   for (const Command& command : commands) {
@@ -270,22 +184,97 @@ absl::Status RunNamed(const std::vector<Command>& commands, const std::string& g
   return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
 }
 
-absl::Status Dispatch(const std::vector<Command>& commands, const std::vector<std::string>& words,
-                      const Environment& environment) {
-  if (words.empty() || words[0] != "--version") {
-    return RunNamed(commands, "", ProgramHelp(commands), words, environment);
-  }
-  environment.out << "deepnet " << kVersion << "\n";
-  return absl::OkStatus();
+}  // namespace
+
+SpecSources SourcesOf(const CommandLine& line) {
+  return {RootFolder(line), line.flags.List("config"), line.flags.List("set")};
 }
 
-}  // namespace
+absl::StatusOr<RunSpec> LoadConfig(const CommandLine& line, RunSpec base) {
+  DEEPNET_CHECK(line.command.spec != SpecUse::kNone) << line.command.name << " takes no --config";
+  ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(SourcesOf(line), std::move(base)));
+  run = WithDefaults(std::move(run));
+  if (run.compute().device().empty()) run.mutable_compute()->set_device("auto");
+  if (line.command.validate == nullptr) return run;
+  RunSpec checked = run;
+  if (line.command.plans) FillVocabulary(&checked);
+  RETURN_IF_ERROR(line.command.validate(checked));
+  return run;
+}
+
+absl::StatusOr<RunSpec> LoadRunSpec(const CommandLine& line, RunSpec base) {
+  ASSIGN_OR_RETURN(RunSpec run, LoadConfig(line, std::move(base)));
+  const bool open = run.compute().device() == "auto";
+  ResolveDevice(line, run.mutable_compute());
+  if (!line.command.plans) return run;
+  line.err << FillVocabulary(&run);
+  if (open && run.compute().device() == "cpu") {
+    line.err << "compute.device is auto, and no GPU is seen: planning for the CPU "
+                "(--set compute.device=cuda plans for GPUs)\n";
+  }
+  return run;
+}
+
+void ResolveDevice(const CommandLine& line, ComputeSpec* compute) {
+  if (compute->device() != "auto") return;
+  const bool wants_cpu = compute->matmul() == NATIVE || compute->isa() != ISA_UNSPECIFIED;
+  const bool cuda = !wants_cpu && line.has_cuda != nullptr && line.has_cuda();
+  compute->set_device(cuda ? "cuda" : "cpu");
+}
+
+Inventory InventoryOf(const CommandLine& line, const RunSpec& run) {
+  Inventory inventory = Describe(run.model(), run.data().microbatch());
+  if (line.describe_work != nullptr) {
+    line.describe_work(run.model(), run.data().microbatch(), run.compute(), inventory);
+  }
+  return inventory;
+}
+
+std::string RootFolder(const CommandLine& line) { return line.flags.Text("root"); }
+
+std::string ResolvePath(const CommandLine& line, const std::string& path) {
+  return std::filesystem::path(RootFolder(line)) / path;
+}
+
+Environment WithStreams(const Environment& environment, std::ostream& out, std::ostream& err) {
+  return {environment.in,           out, err, environment.has_cuda, environment.status_of_exception,
+          environment.describe_work};
+}
+
+Flag JsonFlag() { return SwitchFlag("json", "Print JSON instead of a table."); }
+
+std::vector<Flag> AllFlags(const Command& command) {
+  std::vector<Flag> flags = command.flags;
+  if (command.spec != SpecUse::kNone) {
+    flags.push_back(
+        ListFlag("config", "FILE",
+                 "RunSpec as a textproto, or as JSON if the name ends in .json "
+                 "(proto/run.proto; complete ones: launch/recipes). A later file wins."));
+    flags.push_back(ListFlag("set", "FIELD=VALUE",
+                             "Change one field after all files: model.encoder_layers=50, "
+                             "model.residual=POST_LN, data.directions=de-en,en-de. "
+                             "An empty value means the default."));
+  }
+  if (command.spec == SpecUse::kRequired) {
+    flags.push_back(
+        SwitchFlag("dump-config",
+                   "Print every field of the RunSpec, defaults filled in, and do nothing else."));
+  }
+  flags.push_back(TextFlag("root", "FOLDER",
+                           "What relative paths, those of the RunSpec included, start from.", "."));
+  flags.push_back(SwitchFlag("help", "Print this."));
+  return flags;
+}
 
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
                const Environment& environment) {
   absl::Status status;
   try {
-    status = Dispatch(commands, words, environment);
+    if (!words.empty() && words[0] == "--version") {
+      environment.out << "deepnet " << kVersion << "\n";
+    } else {
+      status = RunNamed(commands, "", ProgramHelp(commands), words, environment);
+    }
   } catch (const std::exception& exception) {  // LibTorch throws; the outermost frame reports it
     status = environment.status_of_exception != nullptr ? environment.status_of_exception()
                                                         : absl::InternalError(exception.what());

@@ -1,6 +1,6 @@
-// The frame of the subcommands (launch/commands/commands.h lists them): it picks one, reads its
-// flags, prints --help, and turns the returned Status into "error: ..." on stderr and an exit code
-// (parallel/base/exit_code.h; a Status without a code means 1, internal error).
+// The subcommands of `deepnet`, and their frame: it picks one, reads its flags, prints --help, and
+// turns the returned Status into "error: ..." on stderr and an exit code
+// (parallel/base/exit_code.h).
 //
 // launch/commands/score.cc is a short one to start from.
 #pragma once
@@ -110,5 +110,21 @@ std::vector<Flag> AllFlags(const Command& command);
 // status_of_exception says.
 int RunProgram(const std::vector<Command>& commands, const std::vector<std::string>& words,
                const Environment& environment);
+
+// The subcommands, each in the file of its name. A new one stands here, in the table of
+// launch/main.cc and in launch/CMakeLists.txt.
+Command MakePrepareCommand();
+Command MakeDescribeCommand();
+Command MakePlanCommand();
+Command MakeRehearseCommand();
+Command MakeTrainCommand();
+Command MakeTranslateCommand();
+Command MakeScoreCommand();
+Command MakeEvaluateCommand();
+Command MakeDoctorCommand();
+Command MakeBenchCommand();
+Command MakeCheckpointCommand();
+Command MakeLabCommand();
+Command MakeLabCorpusCommand();  // a subcommand of `lab`, without LibTorch
 
 }  // namespace deepnet

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -125,29 +124,28 @@ std::vector<Flag> SearchFlags() {
 
 absl::Status CheckSearchFlags(const ParsedFlags& flags) {
   std::vector<std::string> mistakes;
-  const bool sampling = flags.Given("sample");
-  if (flags.Switch("greedy") && flags.Given("beam-size")) {
-    mistakes.push_back("--greedy: contradicts --beam-size");
-  }
-  if (sampling && (flags.Switch("greedy") || flags.Given("beam-size"))) {
+  const bool sampling = flags.Given("sample"), greedy = flags.Switch("greedy");
+  const bool beam = flags.Given("beam-size");
+  if (greedy && beam) mistakes.push_back("--greedy: contradicts --beam-size");
+  if (sampling && (greedy || beam)) {
     mistakes.push_back("--sample: contradicts --greedy and --beam-size");
   }
-  if (sampling && !(flags.Number("sample") > 0.0)) {
-    mistakes.push_back(absl::StrCat("--sample: ", flags.Number("sample"), ": must be above 0"));
-  }
+  const auto check = [&](const char* name, const auto& is_good, const char* text) {
+    const double value = flags.Number(name);
+    if (!flags.Given(name) || is_good(value)) return;
+    mistakes.push_back(absl::StrCat("--", name, ": ", value, ": ", text));
+  };
+  check(
+      "sample", [](double t) { return t > 0.0; }, "must be above 0");
   for (const char* name : {"top-k", "top-p", "epsilon", "seed"}) {
     if (flags.Given(name) && !sampling) {
       mistakes.push_back(absl::StrCat("--", name, ": only with --sample"));
     }
   }
-  if (flags.Given("top-p") && !(flags.Number("top-p") > 0.0 && flags.Number("top-p") <= 1.0)) {
-    mistakes.push_back(
-        absl::StrCat("--top-p: ", flags.Number("top-p"), ": must be above 0 and at most 1"));
-  }
-  if (flags.Given("epsilon") && !(flags.Number("epsilon") > 0.0 && flags.Number("epsilon") < 1.0)) {
-    mistakes.push_back(
-        absl::StrCat("--epsilon: ", flags.Number("epsilon"), ": must be above 0 and below 1"));
-  }
+  check(
+      "top-p", [](double p) { return p > 0.0 && p <= 1.0; }, "must be above 0 and at most 1");
+  check(
+      "epsilon", [](double p) { return p > 0.0 && p < 1.0; }, "must be above 0 and below 1");
   for (const char* name : {"beam-size", "nbest", "top-k", "batch-tokens"}) {
     constexpr int64_t kMax = 1000000;
     if (!flags.Given(name)) continue;

@@ -3,7 +3,6 @@
 // that all of it is tested without one.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/validate.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"

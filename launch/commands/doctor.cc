@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/device_group.h"
 #include "launch/job.h"
 #include "launch/validate.h"

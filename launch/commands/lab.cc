@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/validate.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"

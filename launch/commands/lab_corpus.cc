@@ -10,7 +10,7 @@
 
 #include "absl/algorithm/container.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"

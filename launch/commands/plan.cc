@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/commands/sbatch.h"
 #include "launch/validate.h"
 #include "parallel/base/file_system.h"
@@ -38,9 +38,9 @@ ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ost
       cluster.set_device_memory_gib(device->memory_gib());
       err << absl::StrFormat("cluster.device_memory_gib is not set: taking %.1f, of %s\n",
                              device->memory_gib(), device->name());
-      return cluster;
+    } else {
+      err << "cluster.device_memory_gib is not set: planning for GPUs without a limit\n";
     }
-    err << "cluster.device_memory_gib is not set: planning for GPUs without a limit\n";
     return cluster;
   }
   const int ranks = std::max(1, cluster.devices_per_node());
@@ -83,7 +83,6 @@ void Print(const Plan& plan, const RunSpec& run, const Inventory& inventory,
   }
 }
 
-// Writes `text` to the file that `flag` names.
 absl::Status WriteText(const CommandLine& line, const std::string& flag, const std::string& text) {
   const std::string path = ResolvePath(line, line.flags.Text(flag));
   absl::Status written = ReplaceFile(*MakePosixFileSystem(Durability::kProcessEnd), path, text);
@@ -120,12 +119,6 @@ absl::Status CheckFlags(const ParsedFlags& flags) {
   return absl::OkStatus();
 }
 
-// Names the device that seconds and limits of memory are taken from where the user names none.
-void SayAssumedDevice(const RunSpec& run, std::ostream& err) {
-  if (run.compute().device() == "cpu" || !run.cluster().device_model().empty()) return;
-  err << "cluster.device_model is not set: taking the speeds of " << kDefaultDeviceModel << "\n";
-}
-
 // A plan that does not fit is an error, but what it would look like is printed all the same.
 absl::Status RunPlan(const CommandLine& line) {
   RETURN_IF_ERROR(CheckFlags(line.flags));
@@ -139,7 +132,10 @@ absl::Status RunPlan(const CommandLine& line) {
     line.out << text;
     return absl::OkStatus();
   }
-  SayAssumedDevice(run, line.err);
+  if (run.compute().device() != "cpu" && run.cluster().device_model().empty()) {
+    line.err << "cluster.device_model is not set: taking the speeds of " << kDefaultDeviceModel
+             << "\n";
+  }
   const std::string scale = BatchScaleText(run.optim(), run.data());
   if (!scale.empty()) line.err << scale << "\n";
   *run.mutable_cluster() = WithMemory(run.cluster(), run.compute(), line.err);
@@ -173,15 +169,13 @@ Command MakePlanCommand() {
       .spec = SpecUse::kRequired,
       .plans = true,
       .validate = ValidateForPlan,
-      .flags = {{.name = "print",
-                 .kind = FlagKind::kList,
-                 .value = "WHAT",
-                 .help = "plan: degrees and a row a rank (the default); layout: a row a chunk "
+      .flags = {ListFlag("print", "WHAT",
+                         "plan: degrees and a row a rank (the default); layout: a row a chunk "
                          "of the model; memory: bytes of each rank by what they hold; "
                          "schedule: a drawing of the simulated step and each rank's actions "
                          "in order; kernels: those that take most of a GPU's step. Several add "
                          "up.",
-                 .allowed = {"plan", "layout", "memory", "schedule", "kernels"}},
+                         {"plan", "layout", "memory", "schedule", "kernels"}),
                 TextFlag("svg", "FILE", "Also draw the simulated step of one replica into FILE."),
                 TextFlag("sbatch", "FILE",
                          "Also write a job script for Slurm that trains this plan into FILE, with "

@@ -10,7 +10,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/defaults.h"
 #include "launch/job.h"
 #include "launch/spec_loader.h"
@@ -136,8 +136,7 @@ absl::Status PrepareOnAllRanks(const CommandLine& line, Communicator& world) {
                             .extend = line.flags.Switch("extend"),
                             .dry_run = line.flags.Switch("dry-run"),
                             .verify = line.flags.Switch("verify")}));
-  if (line.flags.Switch("dry-run")) return absl::OkStatus();
-  if (world.rank() != 0) return absl::OkStatus();
+  if (line.flags.Switch("dry-run") || world.rank() != 0) return absl::OkStatus();
   if (report.reused()) log.Info("already prepared from the same files: nothing to do");
   line.out << (line.flags.Switch("json") ? ReportJson(report) : ReportTable(report));
   return absl::OkStatus();

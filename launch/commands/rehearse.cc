@@ -8,9 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/job.h"
 #include "launch/validate.h"
 #include "parallel/base/exit_code.h"
@@ -64,74 +63,6 @@ absl::StatusOr<RehearsalCase> CaseOf(const Plan& plan, const RunSpec& run,
   }
   return made;
 }
-
-}  // namespace
-
-absl::StatusOr<RehearsalCase> PlannedCase(const RunSpec& run, const Inventory& inventory) {
-  ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, run.parallel(), inventory));
-  return CaseOf(plan, run, inventory);
-}
-
-absl::StatusOr<std::vector<RehearsalCase>> ComparedCases(const RunSpec& run,
-                                                         const Inventory& inventory) {
-  ASSIGN_OR_RETURN(const Plan chosen, PlanOf(run, run.parallel(), inventory));
-  ParallelSpec parallel = run.parallel();
-  parallel.set_pipeline_parallel_size(chosen.pipeline_parallel_size());
-  parallel.set_data_parallel_size(chosen.data_parallel_size());
-  parallel.clear_placement();
-  struct Way {
-    const char* schedule;
-    int virtual_pipeline_size;
-  };
-  std::vector<RehearsalCase> cases;
-  for (const Way& way : {Way{"1f1b", 1}, Way{"interleaved", 2}, Way{"interleaved", 4},
-                         Way{"interleaved", 8}, Way{"zb-h1", 1}, Way{"zb-v", 2}}) {
-    const int chunks = way.virtual_pipeline_size * chosen.pipeline_parallel_size();
-    if (chunks > static_cast<int>(inventory.layers.size())) continue;
-    parallel.set_schedule(way.schedule);
-    parallel.set_virtual_pipeline_size(way.virtual_pipeline_size);
-    ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, parallel, inventory));
-    ASSIGN_OR_RETURN(RehearsalCase made, CaseOf(plan, run, inventory));
-    cases.push_back(std::move(made));
-  }
-  return cases;
-}
-
-absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec& run,
-                                                                   const std::string& folder) {
-  if (run.data().folder().empty() || absl::IsNotFound(ReadManifest(folder).status())) {
-    return nullptr;
-  }
-  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  const int64_t size = corpus->vocabulary().size();
-  if (run.model().vocabulary_size() != size) {
-    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
-                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
-                                    size));
-  }
-  DataSpec data = run.data();
-  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
-                               ExitCode::kBadConfig));
-  std::unique_ptr<RehearsalData> made(new RehearsalData(*std::move(corpus)));
-  auto source =
-      CorpusBatchSource::Make(data, run.seed(), &made->corpus_, run.model().architecture());
-  if (!source.ok()) return WithExitCode(source.status(), ExitCode::kBadConfig);
-  made->batches_ = std::make_unique<Prefetcher>(*std::move(source));
-  return made;
-}
-
-absl::StatusOr<int64_t> RehearsalData::Fetch(int64_t step) {
-  const absl::MutexLock lock(&mutex_);
-  if (step == step_) return target_tokens_;
-  const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
-  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
-  step_ = step;
-  target_tokens_ = batch->num_target_tokens;
-  return target_tokens_;
-}
-
-namespace {
 
 constexpr int64_t kSmallPayload = 64;  // bytes of a tensor: latency without bandwidth
 
@@ -367,6 +298,70 @@ absl::Status Rehearse(const CommandLine& line, Communicator& world) {
 }
 
 }  // namespace
+
+absl::StatusOr<RehearsalCase> PlannedCase(const RunSpec& run, const Inventory& inventory) {
+  ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, run.parallel(), inventory));
+  return CaseOf(plan, run, inventory);
+}
+
+absl::StatusOr<std::vector<RehearsalCase>> ComparedCases(const RunSpec& run,
+                                                         const Inventory& inventory) {
+  ASSIGN_OR_RETURN(const Plan chosen, PlanOf(run, run.parallel(), inventory));
+  ParallelSpec parallel = run.parallel();
+  parallel.set_pipeline_parallel_size(chosen.pipeline_parallel_size());
+  parallel.set_data_parallel_size(chosen.data_parallel_size());
+  parallel.clear_placement();
+  struct Way {
+    const char* schedule;
+    int virtual_pipeline_size;
+  };
+  std::vector<RehearsalCase> cases;
+  for (const Way& way : {Way{"1f1b", 1}, Way{"interleaved", 2}, Way{"interleaved", 4},
+                         Way{"interleaved", 8}, Way{"zb-h1", 1}, Way{"zb-v", 2}}) {
+    const int chunks = way.virtual_pipeline_size * chosen.pipeline_parallel_size();
+    if (chunks > static_cast<int>(inventory.layers.size())) continue;
+    parallel.set_schedule(way.schedule);
+    parallel.set_virtual_pipeline_size(way.virtual_pipeline_size);
+    ASSIGN_OR_RETURN(const Plan plan, PlanOf(run, parallel, inventory));
+    ASSIGN_OR_RETURN(RehearsalCase made, CaseOf(plan, run, inventory));
+    cases.push_back(std::move(made));
+  }
+  return cases;
+}
+
+absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec& run,
+                                                                   const std::string& folder) {
+  if (run.data().folder().empty() || absl::IsNotFound(ReadManifest(folder).status())) {
+    return nullptr;
+  }
+  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
+  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
+  const int64_t size = corpus->vocabulary().size();
+  if (run.model().vocabulary_size() != size) {
+    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
+                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
+                                    size));
+  }
+  DataSpec data = run.data();
+  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
+                               ExitCode::kBadConfig));
+  std::unique_ptr<RehearsalData> made(new RehearsalData(*std::move(corpus)));
+  auto source =
+      CorpusBatchSource::Make(data, run.seed(), &made->corpus_, run.model().architecture());
+  if (!source.ok()) return WithExitCode(source.status(), ExitCode::kBadConfig);
+  made->batches_ = std::make_unique<Prefetcher>(*std::move(source));
+  return made;
+}
+
+absl::StatusOr<int64_t> RehearsalData::Fetch(int64_t step) {
+  const absl::MutexLock lock(&mutex_);
+  if (step == step_) return target_tokens_;
+  const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
+  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  step_ = step;
+  target_tokens_ = batch->num_target_tokens;
+  return target_tokens_;
+}
 
 Command MakeRehearseCommand() {
   return {

@@ -1,5 +1,5 @@
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/commands/decoding.h"
 #include "launch/commands/load_model.h"
 #include "launch/job.h"

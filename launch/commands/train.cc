@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/commands/doctor.h"
 #include "launch/commands/train_text.h"
 #include "launch/defaults.h"

@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-#include "launch/defaults.h"
 #include "launch/validate.h"
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
@@ -178,10 +177,6 @@ absl::StatusOr<std::string> ContentsOf(const std::vector<std::string>& files) {
   return contents;
 }
 
-std::string ReadIfThere(const fs::path& path) {
-  return ReadWholeFile(*MakePosixFileSystem(), path, kMaxSourcesBytes).value_or("");
-}
-
 // Fails unless `folder` is free, or was made by CutText and holds none of the sources.
 absl::Status CheckTextFolder(const ParallelFiles& sources, const fs::path& folder) {
   const auto refuse = [&](const std::string& why) {
@@ -219,7 +214,8 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   }
   ASSIGN_OR_RETURN(const std::string contents,
                    ContentsOf({sources.first_file, sources.second_file}));
-  const std::string noted = ReadIfThere(folder / kSources);
+  const auto files = MakePosixFileSystem();
+  const std::string noted = ReadWholeFile(*files, folder / kSources, kMaxSourcesBytes).value_or("");
   const auto there = ContentsOf(paths);
   if (there.ok() && noted == contents + *there) return absl::OkStatus();
   std::error_code error;
@@ -241,7 +237,6 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
                                   kDevEvery / 2 + 1, " are needed"));
   }
   const int64_t dev_every = std::max(kDevEvery, (pairs + kMaxDevLines - 1) / kMaxDevLines);
-  const auto files = MakePosixFileSystem();
   const std::string unfinished = folder.string() + kUnfinishedEnd;
   RETURN_IF_ERROR(DeleteIfThere(*files, unfinished));
   RETURN_IF_ERROR(files->MakeFolder(unfinished));

@@ -6,7 +6,6 @@
 // text is refused.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 
 namespace deepnet {
 namespace {

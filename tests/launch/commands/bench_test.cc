@@ -11,7 +11,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "parallel/base/exit_code.h"
 #include "proto/report.pb.h"
 #include "tests/launch/commands/run_command.h"

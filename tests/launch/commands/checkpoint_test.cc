@@ -12,7 +12,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "tests/launch/commands/run_command.h"
 #include "tests/trainer/checkpoint/checkpoint_samples.h"
 #include "trainer/checkpoint/run_lock.h"

@@ -9,7 +9,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "tests/launch/commands/run_command.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"

@@ -8,7 +8,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/defaults.h"
 #include "launch/spec_loader.h"
 #include "tests/launch/commands/run_command.h"

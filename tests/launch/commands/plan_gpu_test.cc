@@ -13,7 +13,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "proto/plan.pb.h"
 #include "tests/launch/commands/run_command.h"
 #include "trainer/model/work.h"

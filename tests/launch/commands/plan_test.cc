@@ -8,7 +8,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
-#include "launch/commands/commands.h"
+#include "launch/commands/command.h"
 #include "launch/commands/sbatch.h"
 #include "proto/plan.pb.h"
 #include "tests/launch/commands/run_command.h"
