@@ -1,6 +1,7 @@
 #include "trainer/model/architecture.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -8,63 +9,21 @@
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
-namespace {
-
-// `count`: sub-layers of a layer, 3 with cross-attention, else 2.
-int IndexInLayer(SublayerKind kind, int count) {
-  if (kind == SublayerKind::kSelfAttention) return 0;
-  return kind == SublayerKind::kCrossAttention ? 1 : count - 1;
-}
-
-SublayerKind KindInLayer(int index, int count) {
-  if (index == 0) return SublayerKind::kSelfAttention;
-  return index + 1 < count ? SublayerKind::kCrossAttention : SublayerKind::kFeedForward;
-}
-
-}  // namespace
 
 std::string_view RoleName(Role role) {
-  switch (role) {
-    case Role::kEmbedding:
-      return "embedding";
-    case Role::kPosition:
-      return "position";
-    case Role::kQuery:
-      return "query";
-    case Role::kKey:
-      return "key";
-    case Role::kValue:
-      return "value";
-    case Role::kAttentionOutput:
-      return "attention output";
-    case Role::kFeedForward:
-      return "feed-forward";
-    case Role::kNormGain:
-      return "norm gain";
-    case Role::kNormBias:
-      return "norm bias";
-    case Role::kResidualScale:
-      return "residual scale";
-    case Role::kResidualShift:
-      return "residual shift";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {
+      "embedding", "position",         "query",         "key",
+      "value",     "attention output", "feed-forward",  "norm gain",
+      "norm bias", "residual scale",   "residual shift"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Role::kResidualShift) + 1);
+  return kNames[static_cast<size_t>(role)];
 }
 
 std::string_view LayerKindName(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kSourceEmbedding:
-      return "source embedding";
-    case LayerKind::kEncoder:
-      return "encoder layer";
-    case LayerKind::kTargetEmbedding:
-      return "target embedding";
-    case LayerKind::kDecoder:
-      return "decoder layer";
-    case LayerKind::kOutput:
-      return "output layer";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"source embedding", "encoder layer", "target embedding",
+                                         "decoder layer", "output layer"};
+  static_assert(std::size(kNames) == static_cast<size_t>(LayerKind::kOutput) + 1);
+  return kNames[static_cast<size_t>(kind)];
 }
 
 bool IsEncoderDecoder(const ModelSpec& model) { return model.architecture() == ENCODER_DECODER; }
@@ -140,7 +99,7 @@ int NumSublayers(const ModelSpec& model) { return NumSublayers(model, 0) + NumSu
 int SublayerIndex(const ModelSpec& model, const SublayerPlace& place) {
   const int count = SublayersPerLayer(model, place.stack);
   const int before = place.stack == 0 ? 0 : NumSublayers(model, 0);
-  return before + count * place.layer + IndexInLayer(place.kind, count);
+  return before + count * place.layer + std::min(static_cast<int>(place.kind), count - 1);
 }
 
 SublayerPlace SublayerAt(const ModelSpec& model, int index) {
@@ -148,8 +107,10 @@ SublayerPlace SublayerAt(const ModelSpec& model, int index) {
   const int in_encoder = NumSublayers(model, 0);
   const int stack = index < in_encoder ? 0 : 1;
   const int within = stack == 0 ? index : index - in_encoder;
-  const int count = SublayersPerLayer(model, stack);
-  return {stack, within / count, KindInLayer(within % count, count)};
+  const int count = SublayersPerLayer(model, stack), in_layer = within % count;
+  const bool last = in_layer + 1 == count;
+  return {stack, within / count,
+          last ? SublayerKind::kFeedForward : static_cast<SublayerKind>(in_layer)};
 }
 
 }  // namespace deepnet

@@ -15,8 +15,6 @@
 // Stacks are numbered: 0 encoder, 1 decoder. Pure.
 #pragma once
 
-#include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -81,6 +79,7 @@ std::string LayersText(const ModelSpec& model);
 // ExitCode::kCheckpoint.
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command);
 
+// In the order of a layer.
 enum class SublayerKind { kSelfAttention, kCrossAttention, kFeedForward };
 
 struct SublayerPlace {

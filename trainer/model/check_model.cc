@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,16 +16,11 @@
 namespace deepnet {
 namespace {
 
-// The most that a field may say: a larger one would take memory and time before anything could
-// refuse it.
-struct Limit {
-  const char* field;
-  double most;
-};
-constexpr Limit kLimits[] = {{"encoder_layers", 20'000},     {"decoder_layers", 20'000},
-                             {"d_model", 1 << 18},           {"ffn_dim", 1 << 20},
-                             {"num_heads", 1 << 14},         {"max_positions", 1 << 20},
-                             {"vocabulary_size", 10'000'000}};
+// The most that a field may say.
+constexpr std::pair<const char*, double> kLimits[] = {
+    {"encoder_layers", 20'000},     {"decoder_layers", 20'000}, {"d_model", 1 << 18},
+    {"ffn_dim", 1 << 20},           {"num_heads", 1 << 14},     {"max_positions", 1 << 20},
+    {"vocabulary_size", 10'000'000}};
 
 void CheckDeepNorm(const ModelSpec& model, Mistakes* mistakes) {
   if (model.deepnorm().ByteSizeLong() > 0 && model.residual() != RESIDUAL_UNSPECIFIED) {

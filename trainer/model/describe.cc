@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "trainer/kernels/native/gpu_shapes.h"
-#include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {
@@ -204,11 +203,34 @@ Stack DescribeStack(const ModelSpec& model, int64_t rows, int64_t sentences) {
   return stack;
 }
 
+std::string WhyInOnePiece(const ModelSpec& model) {
+  if (HasSecondStream(model)) {
+    return "model.residual: RESIDUAL_DUAL: a second stream passes all layers of a stack";
+  }
+  return KeepsHistory(model) ? "model.residual: DLCL: a layer reads all before it" : "";
+}
+
 class Builder {
  public:
   Builder(const ModelSpec& model, const MicrobatchSpec& batch) : model_(model), batch_(batch) {}
 
-  Inventory Build() &&;
+  Inventory Build() && {
+    constexpr int64_t kNumberBytes = 4, kPadding = 256;  // of arrays of a batch
+    inventory_.one_piece = WhyInOnePiece(model_);
+    for (const bool source : {true, false}) {
+      if (source && !IsEncoderDecoder(model_)) continue;
+      inventory_.stacks.push_back(DescribeStack(model_, Rows(source), batch_.max_sentences()));
+      // A row has a token, a position, a pair and a label, and stands twice in an order of rows,
+      // each with an index and a start.
+      inventory_.batch_bytes +=
+          kNumberBytes * (10 * Rows(source) + batch_.max_sentences()) + kPadding;
+      AddEmbedding(source);
+      const int layers = LayersOf(model_, source ? 0 : LabelledStack(model_));
+      for (int i = 0; i < layers; ++i) AddStackLayer(source, i);
+    }
+    AddOutput();
+    return std::move(inventory_);
+  }
 
  private:
   int64_t Width() const { return model_.d_model(); }
@@ -222,272 +244,229 @@ class Builder {
     return {std::move(name), {Rows(source), Width()}, kStreamType, true, StackIndex(source)};
   }
 
-  Layer& AddLayer(LayerKind kind, std::string name, int index);
-  void AddEmbedding(bool source);
-  void AddStackLayer(bool source, int index);
-  double LayerFlops(bool source) const;
-  void AddOutput();
+  Layer& AddLayer(LayerKind kind, std::string name, int index) {
+    Layer& layer = inventory_.layers.emplace_back();
+    layer.kind = kind;
+    layer.name = std::move(name);
+    layer.index = index;
+    layer.position = static_cast<int>(inventory_.layers.size()) - 1;
+    return layer;
+  }
+
+  void AddEmbedding(bool source) {
+    const int stack = source ? 0 : LabelledStack(model_);
+    const LayerKind kind = source ? LayerKind::kSourceEmbedding : LayerKind::kTargetEmbedding;
+    const std::string name = StackName(stack);
+    Layer& layer = AddLayer(kind, name + "embedding", 0);
+    if (!source && IsEncoderDecoder(model_)) layer.inputs = {Boundary("encoder_output", true)};
+    layer.looks_up = true;
+    AddEmbeddingMemory(model_, Rows(source), layer);
+    AddTable(kind);
+    if (model_.positions() == LEARNED) {
+      AddParameter({.name = name + "embed_positions.weight",
+                    .shape = {model_.max_positions(), Width()},
+                    .role = Role::kPosition,
+                    .initial_std = 1.0 / std::sqrt(static_cast<double>(Width()))});
+    }
+    if (HasEmbeddingNorm(model_)) AddNorm(name + kEmbeddingNorm, Width());
+  }
+
+  // A decoder layer of a model of two stacks has an attention more, whose keys and values come from
+  // the encoder's output, which is kept once per rank.
+  void AddStackLayer(bool source, int index) {
+    const int stack = source ? 0 : LabelledStack(model_);
+    const int64_t rows = Rows(source);
+    Layer& layer = AddLayer(source ? LayerKind::kEncoder : LayerKind::kDecoder,
+                            absl::StrCat(StackName(stack), "layers.", index), index);
+    layer.stack = StackIndex(source);
+    layer.forward_flops = LayerFlops(source);
+    layer.recompute_flops[FULL] = layer.forward_flops;
+    const SublayerPlace attention{stack, index, SublayerKind::kSelfAttention};
+    AddAttentionMemory(model_, attention, rows, rows, layer);
+    AddAttention(attention);
+    if (SublayersPerLayer(model_, stack) == 3) {
+      const SublayerPlace cross{stack, index, SublayerKind::kCrossAttention};
+      AddAttentionMemory(model_, cross, rows, Rows(/*source=*/true), layer);
+      AddAttention(cross);
+      layer.inputs = {Boundary("encoder_output", /*source=*/true)};
+    }
+    layer.inputs.push_back(Boundary(std::string(kHidden), source));
+    const SublayerPlace block{stack, index, SublayerKind::kFeedForward};
+    AddFeedForwardMemory(model_, block, rows, layer);
+    AddFeedForward(block);
+    AddHistoryMemory(model_, rows, layer);
+    AddHistory(stack, index);
+    if (index + 1 < LayersOf(model_, stack)) return;
+    // The norm behind the last layer is never computed again.
+    Keep({.bytes = kFloatBytes * StackEndFloats(model_, rows)}, kNever, layer);
+    AddStackEnd(stack);
+  }
+
+  double LayerFlops(bool source) const {
+    const auto mean = [&](int64_t rows) {  // length of a sentence
+      return static_cast<double>(rows) / std::max(1, batch_.max_sentences());
+    };
+    const double d = Width(), f = model_.ffn_dim(), t = Rows(source);
+    if (source || !IsEncoderDecoder(model_)) {
+      return 2 * t * (4 * d * d + 2 * d * f) + 4 * t * mean(Rows(source)) * d;
+    }
+    const double s = Rows(/*source=*/true);
+    return 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
+           4 * t * (mean(Rows(false)) + mean(Rows(true))) * d;
+  }
+
+  void AddOutput() {
+    Layer& layer = AddLayer(LayerKind::kOutput, "output", 0);
+    layer.forward_flops = 2.0 * Rows(false) * Width() * model_.vocabulary_size();
+    layer.computes_loss = true;
+    layer.inputs = {Boundary(std::string(kHidden), /*source=*/false)};
+    AddOutputMemory(model_, Rows(false), layer);
+    AddTable(LayerKind::kOutput);
+  }
 
   // Parameters of the layer that was added last, in flat order.
-  void AddParameter(Parameter parameter);
-  void AddTable(LayerKind use);
-  void AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain);
-  void AddBias(const std::string& block, Role role, int64_t out);
-  void AddNorm(const std::string& block, int64_t features);
-  void AddVector(std::string name, Role role, int64_t size, double value);
-  void AddAttention(const SublayerPlace& place);
-  void AddFeedForward(const SublayerPlace& place);
-  void AddScheme(const SublayerPlace& place);
-  void AddHistory(int stack, int index);
-  void AddStackEnd(int stack);
+  void AddParameter(Parameter parameter) {
+    parameter.offset = offset_;
+    offset_ += parameter.NumElements();
+    inventory_.layers.back().parameters.push_back(static_cast<int>(inventory_.parameters.size()));
+    inventory_.parameters.push_back(std::move(parameter));
+  }
+
+  // A tied matrix is appended where it is used first and referred to from later layers by index.
+  void AddTable(LayerKind use) {
+    const std::string name = EmbeddingName(model_, use);
+    const std::vector<Parameter>& all = inventory_.parameters;
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Parameter& p) { return p.name == name; });
+    if (found != all.end()) {
+      inventory_.layers.back().parameters.push_back(static_cast<int>(found - all.begin()));
+      return;
+    }
+    const bool output = use == LayerKind::kOutput;
+    const double gain = !output ? EmbeddingGain(model_, StackOfKind(model_, use))
+                        : OutputStartsAtZero(model_) ? 0.0
+                                                     : 1.0;
+    AddParameter({.name = name,
+                  .shape = {model_.vocabulary_size(), Width()},
+                  .role = Role::kEmbedding,
+                  .initial_std = gain / std::sqrt(static_cast<double>(Width())),
+                  .zero_row = output ? -1 : kPadRow});
+  }
+
+  void AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain) {
+    AddParameter({.name = absl::StrCat(block, ".weight"),
+                  .shape = {out, in},
+                  .role = role,
+                  .initial_std = gain * std::sqrt(2.0 / static_cast<double>(in + out))});
+  }
+
+  void AddBias(const std::string& block, Role role, int64_t out) {
+    if (!HasBiases(model_)) return;
+    AddParameter({.name = absl::StrCat(block, ".bias"), .shape = {out}, .role = role});
+  }
+
+  void AddNorm(const std::string& block, int64_t features) {
+    AddVector(absl::StrCat(block, ".weight"), Role::kNormGain, features, 1.0);
+    if (!HasNormBiases(model_)) return;
+    AddVector(absl::StrCat(block, ".bias"), Role::kNormBias, features, 0.0);
+  }
+
+  void AddVector(std::string name, Role role, int64_t size, double value) {
+    AddParameter({.name = std::move(name),
+                  .shape = {size},
+                  .role = role,
+                  .initial_value = static_cast<float>(value)});
+  }
+
+  // Matrices of equal input stand together, so that one product makes them all.
+  void AddAttention(const SublayerPlace& place) {
+    const std::string block = BlockName(place);
+    const bool apart = place.kind == SublayerKind::kCrossAttention;  // queries: of another stream
+    const auto add_weight = [&](const char* name, Role role, bool last) {
+      AddWeight(block + name, role, Width(), Width(), InitialGain(model_, place, role, last));
+    };
+    add_weight(".q_proj", Role::kQuery, /*last=*/false);
+    if (apart) AddBias(block + ".q_proj", Role::kQuery, Width());
+    add_weight(".k_proj", Role::kKey, /*last=*/false);
+    add_weight(".v_proj", Role::kValue, /*last=*/false);
+    if (!apart) AddBias(block + ".q_proj", Role::kQuery, Width());
+    AddBias(block + ".k_proj", Role::kKey, Width());
+    AddBias(block + ".v_proj", Role::kValue, Width());
+    add_weight(".out_proj", Role::kAttentionOutput, /*last=*/true);
+    AddBias(block + ".out_proj", Role::kAttentionOutput, Width());
+    AddScheme(place);
+  }
+
+  void AddFeedForward(const SublayerPlace& place) {
+    const auto add = [&](const char* name, int64_t out, int64_t in, bool last) {
+      const std::string block = LayerPrefix(place.stack, place.layer) + name;
+      AddWeight(block, Role::kFeedForward, out, in,
+                InitialGain(model_, place, Role::kFeedForward, last));
+      AddBias(block, Role::kFeedForward, out);
+    };
+    add("fc1", model_.ffn_dim(), Width(), /*last=*/false);
+    add("fc2", Width(), model_.ffn_dim(), /*last=*/true);
+    AddScheme(place);
+  }
+
+  // Norms, factors and shifts of one sub-layer (trainer/model/scheme.h).
+  void AddScheme(const SublayerPlace& place) {
+    const SublayerScheme scheme = MakeSublayerScheme(model_, place);
+    const std::string block = BlockName(place);
+    const auto add_scale = [&](std::string name, int64_t size, double value) {
+      AddVector(std::move(name), Role::kResidualScale, size, value);
+    };
+    const auto add_shift = [&](const char* name) {
+      AddVector(block + name, Role::kResidualShift, 1, 0.0);
+    };
+    if (scheme.input_norm) AddNorm(block + kNorm, Width());
+    if (scheme.inner_norm) AddNorm(block + kInnerNorm, InsideFeatures(model_, place.kind));
+    if (scheme.output_norm) AddNorm(block + kOutputNorm, Width());
+    if (scheme.end_norm) AddNorm(EndNormName(place, scheme), Width());
+    if (scheme.head_scale) add_scale(block + kHeadScale, model_.num_heads(), 1.0);
+    if (scheme.stream_scale != 0) add_scale(block + kStreamScale, Width(), scheme.stream_scale);
+    if (scheme.branch_scale == BranchScale::kOfSublayer ||
+        (scheme.branch_scale == BranchScale::kOfLayer &&
+         place.kind == SublayerKind::kSelfAttention)) {
+      add_scale(BranchScaleName(place, scheme), 1, scheme.initial_branch_scale);
+    }
+    if (!scheme.shifts) return;
+    add_shift(kInputShift);
+    if (place.kind != SublayerKind::kFeedForward) return;
+    add_shift(kMiddleShift);
+    add_shift(kInnerShift);
+  }
+
+  void AddHistory(int stack, int index) {
+    if (!KeepsHistory(model_)) return;
+    const std::string name = LayerPrefix(stack, index);
+    const int layers = LayersOf(model_, stack);
+    AddVector(name + kHistoryWeight, Role::kResidualScale, index + 1, 1.0 / (index + 1));
+    AddNorm(name + kHistoryNorm, Width());
+    if (index + 1 < layers) return;
+    AddVector(StackName(stack) + kHistoryWeight, Role::kResidualScale, layers + 1,
+              1.0 / (layers + 1));
+  }
+
+  void AddStackEnd(int stack) {
+    const std::string name = StackName(stack);
+    switch (EndOf(model_)) {
+      case StackEnd::kNothing:
+        return;
+      case StackEnd::kNorm:
+      case StackEnd::kSecondNorm:
+        return AddNorm(name + kFinalNorm, Width());
+      case StackEnd::kScaledShift:
+        if (stack == 0) AddVector(name + kFinalScale, Role::kResidualScale, 1, 1.0);
+        return AddVector(name + kFinalShift, Role::kResidualShift, 1, 0.0);
+    }
+  }
 
   const ModelSpec& model_;
   const MicrobatchSpec& batch_;
   Inventory inventory_;
   int64_t offset_ = 0;
 };
-
-Layer& Builder::AddLayer(LayerKind kind, std::string name, int index) {
-  Layer& layer = inventory_.layers.emplace_back();
-  layer.kind = kind;
-  layer.name = std::move(name);
-  layer.index = index;
-  layer.position = static_cast<int>(inventory_.layers.size()) - 1;
-  return layer;
-}
-
-void Builder::AddEmbedding(bool source) {
-  const int stack = source ? 0 : LabelledStack(model_);
-  const LayerKind kind = source ? LayerKind::kSourceEmbedding : LayerKind::kTargetEmbedding;
-  const std::string name = StackName(stack);
-  Layer& layer = AddLayer(kind, name + "embedding", 0);
-  if (!source && IsEncoderDecoder(model_)) layer.inputs = {Boundary("encoder_output", true)};
-  layer.looks_up = true;
-  AddEmbeddingMemory(model_, Rows(source), layer);
-  AddTable(kind);
-  if (model_.positions() == LEARNED) {
-    AddParameter({.name = name + "embed_positions.weight",
-                  .shape = {model_.max_positions(), Width()},
-                  .role = Role::kPosition,
-                  .initial_std = 1.0 / std::sqrt(static_cast<double>(Width()))});
-  }
-  if (HasEmbeddingNorm(model_)) AddNorm(name + kEmbeddingNorm, Width());
-}
-
-// A decoder layer of a model of two stacks has an attention more, whose keys and values come from
-// the encoder's output, which is kept once per rank.
-void Builder::AddStackLayer(bool source, int index) {
-  const int stack = source ? 0 : LabelledStack(model_);
-  const int64_t rows = Rows(source);
-  Layer& layer = AddLayer(source ? LayerKind::kEncoder : LayerKind::kDecoder,
-                          absl::StrCat(StackName(stack), "layers.", index), index);
-  layer.stack = StackIndex(source);
-  layer.forward_flops = LayerFlops(source);
-  layer.recompute_flops[FULL] = layer.forward_flops;
-  const SublayerPlace attention{stack, index, SublayerKind::kSelfAttention};
-  AddAttentionMemory(model_, attention, rows, rows, layer);
-  AddAttention(attention);
-  if (SublayersPerLayer(model_, stack) == 3) {
-    const SublayerPlace cross{stack, index, SublayerKind::kCrossAttention};
-    AddAttentionMemory(model_, cross, rows, Rows(/*source=*/true), layer);
-    AddAttention(cross);
-    layer.inputs = {Boundary("encoder_output", /*source=*/true)};
-  }
-  layer.inputs.push_back(Boundary(std::string(kHidden), source));
-  const SublayerPlace block{stack, index, SublayerKind::kFeedForward};
-  AddFeedForwardMemory(model_, block, rows, layer);
-  AddFeedForward(block);
-  AddHistoryMemory(model_, rows, layer);
-  AddHistory(stack, index);
-  if (index + 1 < LayersOf(model_, stack)) return;
-  // The norm behind the last layer is never computed again.
-  Keep({.bytes = kFloatBytes * StackEndFloats(model_, rows)}, kNever, layer);
-  AddStackEnd(stack);
-}
-
-double Builder::LayerFlops(bool source) const {
-  const auto mean = [&](int64_t rows) {  // length of a sentence
-    return static_cast<double>(rows) / std::max(1, batch_.max_sentences());
-  };
-  const double d = Width(), f = model_.ffn_dim(), t = Rows(source);
-  if (source || !IsEncoderDecoder(model_)) {
-    return 2 * t * (4 * d * d + 2 * d * f) + 4 * t * mean(Rows(source)) * d;
-  }
-  const double s = Rows(/*source=*/true);
-  return 2 * t * (6 * d * d + 2 * d * f) + 2 * s * 2 * d * d +
-         4 * t * (mean(Rows(false)) + mean(Rows(true))) * d;
-}
-
-void Builder::AddOutput() {
-  Layer& layer = AddLayer(LayerKind::kOutput, "output", 0);
-  layer.forward_flops = 2.0 * Rows(false) * Width() * model_.vocabulary_size();
-  layer.computes_loss = true;
-  layer.inputs = {Boundary(std::string(kHidden), /*source=*/false)};
-  AddOutputMemory(model_, Rows(false), layer);
-  AddTable(LayerKind::kOutput);
-}
-
-void Builder::AddParameter(Parameter parameter) {
-  parameter.offset = offset_;
-  offset_ += parameter.NumElements();
-  inventory_.layers.back().parameters.push_back(static_cast<int>(inventory_.parameters.size()));
-  inventory_.parameters.push_back(std::move(parameter));
-}
-
-// A tied matrix is appended where it is used first and referred to from later layers by index.
-void Builder::AddTable(LayerKind use) {
-  const std::string name = EmbeddingName(model_, use);
-  const std::vector<Parameter>& all = inventory_.parameters;
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const Parameter& p) { return p.name == name; });
-  if (found != all.end()) {
-    inventory_.layers.back().parameters.push_back(static_cast<int>(found - all.begin()));
-    return;
-  }
-  const bool output = use == LayerKind::kOutput;
-  const double gain = !output                      ? EmbeddingGain(model_, StackOfKind(model_, use))
-                      : OutputStartsAtZero(model_) ? 0.0
-                                                   : 1.0;
-  AddParameter({.name = name,
-                .shape = {model_.vocabulary_size(), Width()},
-                .role = Role::kEmbedding,
-                .initial_std = gain / std::sqrt(static_cast<double>(Width())),
-                .zero_row = output ? -1 : kPadRow});
-}
-
-void Builder::AddWeight(const std::string& block, Role role, int64_t out, int64_t in, double gain) {
-  AddParameter({.name = absl::StrCat(block, ".weight"),
-                .shape = {out, in},
-                .role = role,
-                .initial_std = gain * std::sqrt(2.0 / static_cast<double>(in + out))});
-}
-
-void Builder::AddBias(const std::string& block, Role role, int64_t out) {
-  if (!HasBiases(model_)) return;
-  AddParameter({.name = absl::StrCat(block, ".bias"), .shape = {out}, .role = role});
-}
-
-void Builder::AddNorm(const std::string& block, int64_t features) {
-  AddVector(absl::StrCat(block, ".weight"), Role::kNormGain, features, 1.0);
-  if (!HasNormBiases(model_)) return;
-  AddVector(absl::StrCat(block, ".bias"), Role::kNormBias, features, 0.0);
-}
-
-void Builder::AddVector(std::string name, Role role, int64_t size, double value) {
-  AddParameter({.name = std::move(name),
-                .shape = {size},
-                .role = role,
-                .initial_value = static_cast<float>(value)});
-}
-
-// Matrices of equal input stand together, so that one product makes them all.
-void Builder::AddAttention(const SublayerPlace& place) {
-  const std::string block = BlockName(place);
-  const bool apart = place.kind == SublayerKind::kCrossAttention;  // queries: of another stream
-  const auto add_weight = [&](const char* name, Role role, bool last) {
-    AddWeight(block + name, role, Width(), Width(), InitialGain(model_, place, role, last));
-  };
-  add_weight(".q_proj", Role::kQuery, /*last=*/false);
-  if (apart) AddBias(block + ".q_proj", Role::kQuery, Width());
-  add_weight(".k_proj", Role::kKey, /*last=*/false);
-  add_weight(".v_proj", Role::kValue, /*last=*/false);
-  if (!apart) AddBias(block + ".q_proj", Role::kQuery, Width());
-  AddBias(block + ".k_proj", Role::kKey, Width());
-  AddBias(block + ".v_proj", Role::kValue, Width());
-  add_weight(".out_proj", Role::kAttentionOutput, /*last=*/true);
-  AddBias(block + ".out_proj", Role::kAttentionOutput, Width());
-  AddScheme(place);
-}
-
-void Builder::AddFeedForward(const SublayerPlace& place) {
-  const auto add = [&](const char* name, int64_t out, int64_t in, bool last) {
-    const std::string block = LayerPrefix(place.stack, place.layer) + name;
-    AddWeight(block, Role::kFeedForward, out, in,
-              InitialGain(model_, place, Role::kFeedForward, last));
-    AddBias(block, Role::kFeedForward, out);
-  };
-  add("fc1", model_.ffn_dim(), Width(), /*last=*/false);
-  add("fc2", Width(), model_.ffn_dim(), /*last=*/true);
-  AddScheme(place);
-}
-
-// Norms, factors and shifts of one sub-layer (trainer/model/scheme.h).
-void Builder::AddScheme(const SublayerPlace& place) {
-  const SublayerScheme scheme = MakeSublayerScheme(model_, place);
-  const std::string block = BlockName(place);
-  const auto add_scale = [&](std::string name, int64_t size, double value) {
-    AddVector(std::move(name), Role::kResidualScale, size, value);
-  };
-  const auto add_shift = [&](const char* name) {
-    AddVector(block + name, Role::kResidualShift, 1, 0.0);
-  };
-  if (scheme.input_norm) AddNorm(block + kNorm, Width());
-  if (scheme.inner_norm) AddNorm(block + kInnerNorm, InsideFeatures(model_, place.kind));
-  if (scheme.output_norm) AddNorm(block + kOutputNorm, Width());
-  if (scheme.end_norm) AddNorm(EndNormName(place, scheme), Width());
-  if (scheme.head_scale) add_scale(block + kHeadScale, model_.num_heads(), 1.0);
-  if (scheme.stream_scale != 0) add_scale(block + kStreamScale, Width(), scheme.stream_scale);
-  if (scheme.branch_scale == BranchScale::kOfSublayer ||
-      (scheme.branch_scale == BranchScale::kOfLayer &&
-       place.kind == SublayerKind::kSelfAttention)) {
-    add_scale(BranchScaleName(place, scheme), 1, scheme.initial_branch_scale);
-  }
-  if (!scheme.shifts) return;
-  add_shift(kInputShift);
-  if (place.kind != SublayerKind::kFeedForward) return;
-  add_shift(kMiddleShift);
-  add_shift(kInnerShift);
-}
-
-void Builder::AddStackEnd(int stack) {
-  const std::string name = StackName(stack);
-  switch (EndOf(model_)) {
-    case StackEnd::kNothing:
-      return;
-    case StackEnd::kNorm:
-    case StackEnd::kSecondNorm:
-      return AddNorm(name + kFinalNorm, Width());
-    case StackEnd::kScaledShift:
-      if (stack == 0) AddVector(name + kFinalScale, Role::kResidualScale, 1, 1.0);
-      return AddVector(name + kFinalShift, Role::kResidualShift, 1, 0.0);
-  }
-}
-
-void Builder::AddHistory(int stack, int index) {
-  if (!KeepsHistory(model_)) return;
-  const std::string name = LayerPrefix(stack, index);
-  const int layers = LayersOf(model_, stack);
-  AddVector(name + kHistoryWeight, Role::kResidualScale, index + 1, 1.0 / (index + 1));
-  AddNorm(name + kHistoryNorm, Width());
-  if (index + 1 < layers) return;
-  AddVector(StackName(stack) + kHistoryWeight, Role::kResidualScale, layers + 1,
-            1.0 / (layers + 1));
-}
-
-std::string WhyInOnePiece(const ModelSpec& model) {
-  if (HasSecondStream(model)) {
-    return "model.residual: RESIDUAL_DUAL: a second stream passes all layers of a stack";
-  }
-  return KeepsHistory(model) ? "model.residual: DLCL: a layer reads all before it" : "";
-}
-
-Inventory Builder::Build() && {
-  constexpr int64_t kNumberBytes = 4, kPadding = 256;  // of arrays of a batch
-  inventory_.one_piece = WhyInOnePiece(model_);
-  for (const bool source : {true, false}) {
-    if (source && !IsEncoderDecoder(model_)) continue;
-    inventory_.stacks.push_back(DescribeStack(model_, Rows(source), batch_.max_sentences()));
-    // A row has a token, a position, a pair and a label, and stands twice in an order of rows, each
-    // with an index and a start.
-    inventory_.batch_bytes +=
-        kNumberBytes * (10 * Rows(source) + batch_.max_sentences()) + kPadding;
-    AddEmbedding(source);
-    const int layers = LayersOf(model_, source ? 0 : LabelledStack(model_));
-    for (int i = 0; i < layers; ++i) AddStackLayer(source, i);
-  }
-  AddOutput();
-  return std::move(inventory_);
-}
 
 }  // namespace
 

@@ -18,9 +18,8 @@
 // A model of one stack (trainer/model/architecture.h) has the names of that stack alone, without
 // encoder_attn; its embed_tokens.weight is the output's too unless TIE_NONE.
 //
-// Initial values: matrices Xavier normal, sqrt(2 / (in + out)) times a gain that is beta of the
-// stack for values, attention output and feed-forward, 1 for queries and keys; embeddings and
-// positions N(0, 1 / width), row of <pad> zero where tokens are looked up; gains 1, biases 0.
+// Initial values: matrices Xavier normal, sqrt(2 / (in + out)) times a gain (scheme.h); embeddings
+// and positions N(0, 1 / width), row of <pad> zero where tokens are looked up; gains 1, biases 0.
 //
 // A level of recomputation names what is not kept but computed again in the backward pass, with the
 // same kernels on the same numbers, so that every level gives the same bits

@@ -2,9 +2,8 @@
 //
 // Counted are matrix products, attention's included, 2 operations for a multiplication and an
 // addition; padding, norms, softmax and the optimizer count nothing. Attention of s queries over
-// s keys counts s^2 products of a query and a key; where it is causal, half of the square, s^2 / 2:
-// what lies above the diagonal is nobody's work, whether a kernel computes it or not. The same rule
-// holds for training and for search, so that their utilisations can be compared.
+// s keys counts s^2 products of a query and a key, half of that where it is causal, whether a
+// kernel computes the rest or not. The same rule holds for training and for search.
 #pragma once
 
 #include <string>

@@ -10,27 +10,32 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "trainer/model/architecture.h"
 
 namespace deepnet {
 namespace {
 
 double OrDefault(double chosen, double otherwise) { return chosen != 0.0 ? chosen : otherwise; }
 
-// DeepNet, section 4.3: one stack alone. The constants of the missing stack are 1.
-DepthScaling OfOneStack(const ModelSpec& model) {
-  const int stack = LabelledStack(model);
-  const double layers = LayersOf(model, stack);
-  DEEPNET_CHECK(layers >= 1) << layers << " layers";
+// The constants by DEEPNORM's formulas alone.
+DepthScaling ScalingByFormula(const ModelSpec& model) {
+  const double n = model.encoder_layers(), m = model.decoder_layers();
   const DeepNormSpec& chosen = model.deepnorm();
-  const double alpha = chosen.adam() ? std::sqrt(2.0 * layers) : std::pow(2.0 * layers, 0.25);
-  const double beta = chosen.adam() ? 1.0 / std::sqrt(2.0 * layers) : std::pow(8.0 * layers, -0.25);
-  if (stack == 0) {
-    return {.encoder_alpha = OrDefault(chosen.encoder_alpha(), alpha),
-            .encoder_beta = OrDefault(chosen.encoder_beta(), beta)};
+  if (!IsEncoderDecoder(model)) {  // section 4.3; the constants of the missing stack are 1
+    const double layers = LayersOf(model, LabelledStack(model));
+    DEEPNET_CHECK(layers >= 1) << layers << " layers";
+    const double alpha = chosen.adam() ? std::sqrt(2.0 * layers) : std::pow(2.0 * layers, 0.25);
+    const double beta = chosen.adam() ? 1.0 / alpha : std::pow(8.0 * layers, -0.25);
+    if (LabelledStack(model) == 0) return {.encoder_alpha = alpha, .encoder_beta = beta};
+    return {.decoder_alpha = alpha, .decoder_beta = beta};
   }
-  return {.decoder_alpha = OrDefault(chosen.decoder_alpha(), alpha),
-          .decoder_beta = OrDefault(chosen.decoder_beta(), beta)};
+  DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";
+  if (chosen.adam()) {
+    return {std::sqrt(2.0 * n), 1.0 / std::sqrt(2.0 * n), std::sqrt(3.0 * m),
+            1.0 / std::sqrt(3.0 * m)};
+  }
+  const double depth = std::pow(n * n * n * n * m, 1.0 / 16.0);
+  const double beta_constant = chosen.beta_rule() == TORCHSCALE ? 1.15 : 0.87;
+  return {0.81 * depth, beta_constant / depth, std::pow(3.0 * m, 0.25), std::pow(12.0 * m, -0.25)};
 }
 
 SublayerScheme PreNorm() { return {.input_norm = true}; }
@@ -106,25 +111,12 @@ int64_t SublayerScheme::KeptFloats(const ModelSpec& model, int64_t rows, int64_t
 
 DepthScaling MakeDepthScaling(const ModelSpec& model) {
   if (model.residual() != DEEPNORM) return {};
-  if (!IsEncoderDecoder(model)) return OfOneStack(model);
-  const double n = model.encoder_layers();
-  const double m = model.decoder_layers();
-  DEEPNET_CHECK(n >= 1 && m >= 1) << n << " encoder and " << m << " decoder layers";
-  const double depth = std::pow(n * n * n * n * m, 1.0 / 16.0);
+  const DepthScaling formula = ScalingByFormula(model);
   const DeepNormSpec& chosen = model.deepnorm();
-  if (chosen.adam()) {
-    return {.encoder_alpha = OrDefault(chosen.encoder_alpha(), std::sqrt(2.0 * n)),
-            .encoder_beta = OrDefault(chosen.encoder_beta(), 1.0 / std::sqrt(2.0 * n)),
-            .decoder_alpha = OrDefault(chosen.decoder_alpha(), std::sqrt(3.0 * m)),
-            .decoder_beta = OrDefault(chosen.decoder_beta(), 1.0 / std::sqrt(3.0 * m))};
-  }
-  const double beta_constant = chosen.beta_rule() == TORCHSCALE ? 1.15 : 0.87;
-  return {
-      .encoder_alpha = OrDefault(chosen.encoder_alpha(), 0.81 * depth),
-      .encoder_beta = OrDefault(chosen.encoder_beta(), beta_constant / depth),
-      .decoder_alpha = OrDefault(chosen.decoder_alpha(), std::pow(3.0 * m, 0.25)),
-      .decoder_beta = OrDefault(chosen.decoder_beta(), std::pow(12.0 * m, -0.25)),
-  };
+  return {OrDefault(chosen.encoder_alpha(), formula.encoder_alpha),
+          OrDefault(chosen.encoder_beta(), formula.encoder_beta),
+          OrDefault(chosen.decoder_alpha(), formula.decoder_alpha),
+          OrDefault(chosen.decoder_beta(), formula.decoder_beta)};
 }
 
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, const SublayerPlace& place) {
@@ -230,16 +222,10 @@ int64_t NormStateFloats(const ModelSpec& model, int64_t rows, int64_t features) 
 }
 
 int64_t StackEndFloats(const ModelSpec& model, int64_t rows) {
-  switch (EndOf(model)) {
-    case StackEnd::kNothing:
-      return 0;
-    case StackEnd::kScaledShift:
-      return rows * model.d_model();
-    case StackEnd::kNorm:
-    case StackEnd::kSecondNorm:
-      return NormStateFloats(model, rows, model.d_model());
-  }
-  return 0;
+  const StackEnd end = EndOf(model);
+  if (end == StackEnd::kNothing) return 0;
+  if (end == StackEnd::kScaledShift) return rows * model.d_model();
+  return NormStateFloats(model, rows, model.d_model());
 }
 
 absl::Status CheckRowsAreIndependent(const ModelSpec& model) {
@@ -300,16 +286,8 @@ std::string EmbeddingName(const ModelSpec& model, LayerKind use) {
 }
 
 std::string BlockName(const SublayerPlace& place) {
-  const std::string layer = LayerPrefix(place.stack, place.layer);
-  switch (place.kind) {
-    case SublayerKind::kSelfAttention:
-      return layer + "self_attn";
-    case SublayerKind::kCrossAttention:
-      return layer + "encoder_attn";
-    case SublayerKind::kFeedForward:
-      return layer + "final";
-  }
-  return layer;
+  constexpr const char* kBlocks[] = {"self_attn", "encoder_attn", "final"};  // [SublayerKind]
+  return LayerPrefix(place.stack, place.layer) + kBlocks[static_cast<int>(place.kind)];
 }
 
 std::string EndNormName(const SublayerPlace& place, const SublayerScheme& scheme) {

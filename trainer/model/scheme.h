@@ -87,10 +87,8 @@ struct DepthScaling {
 
 // Returns the constants by these formulas, except those that `model.deepnorm()` sets; 1 for a stack
 // that the model does not have, and with other schemes. The stacks that it has must have layers
-// (launch/validate refuses less).
-//
-// Example, 100 encoder and 100 decoder layers:
-//   MakeDepthScaling(model);  // {3.4157, 0.2063, 4.1618, 0.1699}
+// (launch/validate refuses less). 100 encoder and 100 decoder layers have {3.4157, 0.2063, 4.1618,
+// 0.1699}.
 DepthScaling MakeDepthScaling(const ModelSpec& model);
 
 // The step after a stack's last layer.
@@ -151,10 +149,6 @@ struct StackScaling {
 };
 
 // Gains are factors on Xavier's deviation sqrt(2 / (in + out)).
-//
-// Example, DEEPNORM with 100 encoder and 100 decoder layers:
-//   MakeStackScaling(model, 0);  // {.alpha = {3.4157, 3.4157}, .beta = {0.2063, 0.2063},
-//                                //  .query_key = {1, 1}}
 StackScaling MakeStackScaling(const ModelSpec& model, int stack);
 
 // An untied output matrix starts at 0.
