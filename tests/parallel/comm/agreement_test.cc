@@ -160,7 +160,12 @@ TEST(CheckSameFolder, IsOkForOneFolderAndLeavesNothingInIt) {
   EXPECT_TRUE(fs->List(folder)->empty());
 }
 
+// Where another job has left its mark.
 TEST(CheckSameFolder, NamesRanksThatSeeAnother) {
+  const auto files = MakePosixFileSystem();
+  const std::string foreign = absl::StrCat(::testing::TempDir(), "/agreement_other", getpid());
+  ASSERT_TRUE(files->MakeFolder(foreign).ok());
+  ASSERT_TRUE(ReplaceFile(*files, JoinPath(foreign, ".seen-by-all-ranks"), "another's").ok());
   const absl::Status status = OneAnswer(3, [](Communicator& comm) {
     const auto fs = MakePosixFileSystem();
     const std::string other = comm.rank() == 1 ? "/agreement_other" : "/agreement_common";

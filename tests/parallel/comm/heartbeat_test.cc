@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,6 +20,7 @@
 #include "parallel/comm/agreement.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/thread_limit.h"
 
@@ -234,6 +237,24 @@ void ExpectAllEnded(const Outcome& outcome) {
   EXPECT_THAT(outcome.reported, Not(IsEmpty()));
 }
 
+TEST(Monitor, ARankThatCannotWatchIsKnownToAll) {
+  const auto statuses = RunRanks(2, [](Communicator& world) -> absl::Status {
+    Heartbeat heartbeat(world.rank());
+    Heard heard;
+    if (world.rank() == 1) RETURN_IF_ERROR(world.Barrier());  // after rank 0
+    std::optional<testing::ThreadLimit> none;
+    if (world.rank() == 1) none.emplace(0);
+    HeartbeatMonitor monitor(heartbeat, kPatience, heard.Listener());
+    none.reset();
+    if (world.rank() == 0) RETURN_IF_ERROR(world.Barrier());
+    return monitor.Join(world);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
+    EXPECT_TRUE(IsAgreed(status)) << status;
+  }
+}
+
 TEST(Monitor, ARankThatHasStoppedIsNamedWithWhatItIsAt) {
   const Outcome outcome =
       RunMonitored([](Communicator& plain, Communicator& world, Heartbeat& heartbeat) {
@@ -384,6 +405,26 @@ TEST(MonitoredCommunicator, APeerThatNeverComesIsNamedAndEndsTheJob) {
               AllOf(HasSubstr("rank 4"), HasSubstr("sum of everything"),
                     HasSubstr("nothing has moved for 20ms (parallel.comm_timeout_seconds)"),
                     HasSubstr("rank 2")));
+}
+
+// Makes connections for as long as it may.
+class Unconnected final : public ForwardingCommunicator {
+ public:
+  explicit Unconnected(Communicator& inner) : ForwardingCommunicator(inner) {}
+  absl::Status Connect(const Connections&, absl::Duration limit) override {
+    return absl::DeadlineExceededError(absl::StrCat("in ", absl::FormatDuration(limit)));
+  }
+};
+
+TEST(MonitoredCommunicator, ConnectionsTakeNoLongerThanMessagesMay) {
+  const auto statuses = RunRanks(2, [](Communicator& world) {
+    Unconnected never(world);
+    Heartbeat heartbeat(world.rank());
+    MonitoredCommunicator comm(never, heartbeat, /*comm_timeout=*/absl::Milliseconds(20));
+    return comm.Connect({}, absl::Hours(1));
+  });
+  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kHang) << statuses[0];
+  EXPECT_THAT(std::string(FirstError(statuses).message()), HasSubstr("in 20ms"));
 }
 
 TEST(MonitoredCommunicator, AWaitWithALimitOfItsOwnKeepsIt) {

@@ -199,12 +199,18 @@ TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
 
 class NeverSent final : public Transfer {
  public:
-  explicit NeverSent(std::unique_ptr<Transfer> sent) : sent_(std::move(sent)) {}
-  absl::Status Wait(absl::Duration) override { return absl::DeadlineExceededError("not sent"); }
+  NeverSent(std::unique_ptr<Transfer> sent, std::vector<absl::Duration>& limits)
+      : sent_(std::move(sent)), limits_(limits) {}
+  absl::Status Wait(absl::Duration limit) override {
+    limits_.push_back(limit);
+    absl::SleepFor(absl::Milliseconds(50));
+    return absl::DeadlineExceededError("not sent");
+  }
   bool Done() override { return false; }
 
  private:
   const std::unique_ptr<Transfer> sent_;
+  std::vector<absl::Duration>& limits_;
 };
 
 class UnsentCommunicator final : public ForwardingCommunicator {
@@ -212,19 +218,27 @@ class UnsentCommunicator final : public ForwardingCommunicator {
   explicit UnsentCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
   TransferOr Send(Buffer buffer, int peer, int tag) override {
     ASSIGN_OR_RETURN(auto sent, inner().Send(buffer, peer, tag));
-    return std::make_unique<NeverSent>(std::move(sent));
+    return std::make_unique<NeverSent>(std::move(sent), limits_);
   }
+  const std::vector<absl::Duration>& limits() const { return limits_; }
+
+ private:
+  std::vector<absl::Duration> limits_;
 };
 
-TEST(Links, APeerThatTakesNothingIsNamedThoughItIsHeard) {
-  const auto statuses = RunRanks(2, [&](Communicator& inner) -> absl::Status {
+// All have one time together.
+TEST(Links, PeersThatTakeNothingAreNamedThoughTheyAreHeard) {
+  const auto statuses = RunRanks(3, [&](Communicator& inner) -> absl::Status {
+    if (inner.rank() > 0) return CheckReachable(inner, absl::Seconds(20));
     UnsentCommunicator comm(inner);
-    return CheckReachable(inner.rank() == 0 ? static_cast<Communicator&>(comm) : inner,
-                          absl::Seconds(20));
+    absl::Status status = CheckReachable(comm, absl::Seconds(20));
+    EXPECT_EQ(comm.limits().size(), 2);
+    EXPECT_LE(comm.limits().back(), absl::Seconds(20) - absl::Milliseconds(50));
+    return status;
   });
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
   EXPECT_THAT(std::string(statuses[0].message()),
-              HasSubstr("heard nothing from rank 1 within 20s"));
+              HasSubstr("heard nothing from ranks 1, 2 within 20s"));
 }
 
 TEST(Links, AWayThatIsSlowHasALongLatency) {

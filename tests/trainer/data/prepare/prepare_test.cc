@@ -8,6 +8,7 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -860,6 +861,34 @@ TEST(Prepare, DoesNotCallADamagedCorpusFinishedAndReplacesIt) {
   ASSERT_TRUE(replaced.ok()) << replaced.status();
   EXPECT_EQ(replaced->content_hash(), first->content_hash());
   EXPECT_THAT(progress, HasSubstr("warning: train.de-en.pairs of the earlier corpus is damaged"));
+}
+
+TEST(Prepare, ALongCorpusIsReadWhereAFileIsNewerThanItsManifestOrItIsAskedFor) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  const std::string text = folder.Path("out/dev.de-en.de"), longer = folder.Path("out/long");
+  std::string bytes = folder.Read("out/dev.de-en.de");
+  bytes[bytes.size() / 2] ^= 2;
+  folder.Write("out/dev.de-en.de", bytes);
+  auto manifest = ReadManifest(folder.Path("out"));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  CorpusFile& file = *manifest->add_files();
+  file.set_name("long");
+  file.set_bytes((int64_t{1} << 30) + 1);
+  manifest->mutable_report()->set_content_hash(ContentHash(*manifest));
+  folder.Write("out/long", "");
+  fs::resize_file(longer, static_cast<uintmax_t>(file.bytes()));
+  folder.Write("out/manifest.textproto", ManifestText(*manifest));
+  const auto written = fs::last_write_time(folder.Path("out/manifest.textproto"));
+  for (const std::string& path : {text, longer}) fs::last_write_time(path, written);
+  EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
+  PrepareSpec spec = testing::PrepareSpecOf("opus100_folder: 'opus' tokenizer { vocab_size: 300 }");
+  const auto verified = Prepare(spec, "out", folder.path(), {}, {.verify = true});
+  EXPECT_THAT(Message(verified), HasSubstr("dev.de-en.de: damaged"));
+  fs::last_write_time(longer, written + std::chrono::seconds(1));
+  EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
+              HasSubstr("dev.de-en.de: damaged"));
 }
 
 TEST(Prepare, GivesTheSameCorpusForAnyNumberOfThreads) {
