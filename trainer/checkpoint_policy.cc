@@ -68,7 +68,7 @@ absl::Status CheckpointPolicy::Save() {
 void CheckpointPolicy::AfterSave(SaveRecord record) {
   const bool failed = !record.error().empty();
   if (failed) state_.set_failed_saves(state_.failed_saves() + 1);
-  if (failed && saved_step_ == record.step()) saved_step_ = -1;
+  if (failed) saved_step_ = -1;
   record.set_failed_saves(state_.failed_saves());
   if (record_) record_(record);
 }

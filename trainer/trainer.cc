@@ -276,10 +276,7 @@ absl::StatusOr<bool> Trainer::AnswerSpike() {
   if (!spikes_->may_go_back()) return spikes_->Answer();
   const TraceSpan span = Enter("roll-back", "roll-back");
   ASSIGN_OR_RETURN(const bool went_back, spikes_->Answer());
-  if (went_back) {
-    validations_->GoBack();
-    session_.report->Forget();
-  }
+  if (went_back) validations_->GoBack();  // the report has nothing left: the step was skipped
   return went_back;
 }
 

@@ -54,7 +54,6 @@ Translator::Translator(Scorer& scorer, TextCodec codec, TagFrame tags, Translato
     SearchOptions& search = options_.search;
     const int limit = options_.max_positions - static_cast<int>(tags_.target.size()) - 1;
     search.max_tokens = std::min(search.max_tokens, limit);
-    search.min_tokens = std::min(search.min_tokens, search.max_tokens);
   }
 }
 

@@ -87,7 +87,7 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_bubble(pipeline.bubble);
   record.set_exposed_communication(pipeline.exposed_communication);
   record.set_seconds_to_end(SecondsToEnd(run_.train(), state.step(), state.train_seconds(), pace_));
-  Forget();
+  sums_ = {};
   return record;
 }
 

@@ -40,9 +40,6 @@ class StepReport {
   // Returns the seconds of all steps that were added.
   double all_seconds() const { return all_seconds_; }
 
-  // Forgets the steps since the last Take.
-  void Forget() { sums_ = {}; }
-
  private:
   const RunSpec& run_;
   const double ceiling_gflops_, peak_flops_;

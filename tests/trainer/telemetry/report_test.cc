@@ -62,7 +62,7 @@ TEST(StepReport, ARecordIsOfTheStepsSinceTheOneBefore) {
   StepReport report(run, /*ceiling_gflops=*/0, /*peak_flops=*/0);
   EXPECT_EQ(report.pace().seconds_per_step, 0.0);
   report.Add(Batch(9, 1, 1), Result(50, 50, 50, 50), 50);
-  report.Forget();  // as of a run that goes back
+  report.Take({}, Result(50, 50, 50, 50), {});
   report.Add(Batch(10, 6, 5), Result(4, 3, 1, 0.1), 2);
   report.Add(Batch(20, 12, 15), Result(8, 5, 2, 0.2), 6);
   StepResult skipped = Result(std::numeric_limits<double>::quiet_NaN(), 9, 7, 0.3, true);
