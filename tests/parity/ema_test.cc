@@ -153,7 +153,8 @@ TEST_F(EmaTest, ARunThatTurnsItOnLaterBeginsWithTheWeightsOfThatStep) {
 }
 
 TEST_F(EmaTest, ExtractedItIsACheckpointLikeAnyOther) {
-  const RunSpec run = Run("whole", kDecay, 3);
+  RunSpec run = Run("whole", kDecay, 3);
+  run.mutable_compute()->set_dtype(BFLOAT16);  // of the products alone
   MustTrain(run);
   const auto fs = MakePosixFileSystem();
   const std::vector<std::string> source = {(root_ / "whole" / CheckpointName(3)).string()};

@@ -19,6 +19,7 @@
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/load_model.h"
+#include "trainer/checkpoint/tools/rewrite.h"
 #include "trainer/interop/interop.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
@@ -47,6 +48,7 @@ struct How {
   int width = 32;
   std::string init_from = "";
   int stages = 1;
+  double ema_decay = 0.0;
 };
 
 class InitFromTest : public ::testing::Test {
@@ -78,6 +80,7 @@ class InitFromTest : public ::testing::Test {
     run.mutable_data()->set_folder(how.corpus);
     run.set_folder(folder);
     run.mutable_optim()->set_learning_rate(how.rate);
+    run.mutable_optim()->set_ema_decay(how.ema_decay);
     run.mutable_train()->set_steps(how.steps);
     run.mutable_parallel()->set_pipeline_parallel_size(how.stages);
     run.mutable_parallel()->set_data_parallel_size(1);
@@ -106,18 +109,25 @@ class InitFromTest : public ::testing::Test {
 
   // A run of one step, which changes nothing, on a corpus with another language and vocabulary.
   static void ExpectRowsAreTaken(const std::string& folder, const std::string& init_from) {
-    const std::string log = Train(folder, {.corpus = "three", .init_from = init_from});
+    const std::string log =
+        Train(folder, {.corpus = "three", .init_from = init_from, .ema_decay = 0.5});
+    const auto fs = MakePosixFileSystem();
+    const std::string saved[] = {Path(folder + "/step-00000001")};
+    const auto averaged = AverageCheckpoints(*fs, saved, Path(folder + "-ema"), {}, kEmaPrefix);
+    ASSERT_TRUE(averaged.ok()) << averaged.status();
     const std::string other = folder + "-drawn";
     Train(other, {.corpus = "three"});
     const auto first = LoadModel(Path("first"), {}), tuned = LoadModel(Path(folder), {}),
-               drawn = LoadModel(Path(other), {});
-    ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok());
+               drawn = LoadModel(Path(other), {}), average = LoadModel(*averaged, {});
+    ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok() && average.ok());
+    EXPECT_EQ((*first)->model->step(), 12);  // BRANCH_NORM computes by it
     const Vocabulary& earlier = *(*first)->vocabulary;
     const Vocabulary& vocabulary = *(*tuned)->vocabulary;
     int taken = 0, new_rows = 0;
     for (const Parameter& p : (*tuned)->model->parameters().inventory().parameters) {
       const at::Tensor old = (*first)->model->parameters().Get(p.name);
       const at::Tensor now = (*tuned)->model->parameters().Get(p.name);
+      EXPECT_TRUE(at::equal((*average)->model->parameters().Get(p.name), now)) << p.name;
       if (p.role != Role::kEmbedding) {
         EXPECT_TRUE(at::equal(old, now)) << p.name;
         continue;

@@ -238,6 +238,19 @@ TEST_F(SaveTest, AStopInAValidationIsHonouredAndTheValidationComesFirstNextTime)
   EXPECT_TRUE(Exists("validating/best-nll"));
 }
 
+TEST_F(SaveTest, TheScoresOfTheLastValidationAreInTheLastCheckpoint) {
+  RunSpec run = Run("scored");
+  run.mutable_train()->set_validate_every_steps(-1);
+  EXPECT_EQ(Start(run).Weights(), undisturbed_);
+  const auto fs = MakePosixFileSystem();
+  const auto found = FindLatest(*fs, (root_ / "scored").string());
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_EQ((*found)->manifest.step(), kSteps);
+  ASSERT_GT((*found)->manifest.best_size(), 0);
+  EXPECT_EQ((*found)->manifest.best(0).step(), kSteps);
+  EXPECT_TRUE(Exists("scored/best-nll"));
+}
+
 TEST_F(SaveTest, AStopWhileASaveIsUnderWayWaitsForBoth) {
   for (const int asked : {kStopRequest, kStopRequest | kSaveRequest}) {
     const std::string folder = "saving-" + std::to_string(asked);

@@ -161,15 +161,27 @@ TEST_F(SpikeTest, AWarningChangesNoBitAndSkippingTouchesTheSpikesAlone) {
 }
 
 TEST_F(SpikeTest, ARunThatWentBackIsTheRunThatNeverSawTheStepsOnEveryLayout) {
-  const std::string went_back = MustTrain(RunWith("back", SpikeSpec::ROLL_BACK));
+  const auto run_in = [](const std::string& folder) {
+    RunSpec run = RunWith(folder, SpikeSpec::ROLL_BACK);
+    run.mutable_train()->set_log_every_steps(4);  // so that a line has begun at the spike
+    return run;
+  };
+  const std::string went_back = MustTrain(run_in("back"));
   const std::vector<std::string> ledger = {"31 ROLL_BACK 25-33"};
   EXPECT_EQ(Ledger("back"), ledger);
   EXPECT_EQ(Latest("back").skipped_steps(), 9);
   EXPECT_EQ(Latest("back").optimizer_steps(), kSteps - 9);
 
+  // Without a save before the spike there is that of the beginning.
+  RunSpec far = RunWith("far", SpikeSpec::ROLL_BACK);
+  far.mutable_train()->set_checkpoint_every_steps(1000);
+  EXPECT_EQ(MustTrain(far), went_back);
+  EXPECT_EQ(Ledger("far"), ledger);
+
   // A clean corpus, and a ledger that says the same.
   std::atomic<int> stop{kStopRequest};
   RunSpec clean = Run("clean-run", "clean");
+  clean.mutable_train()->set_log_every_steps(4);
   EXPECT_EQ(GetExitCode(Start(clean, "", nullptr, &stop).status), ExitCode::kSavedRunAgain);
   const auto fs = MakePosixFileSystem();
   Manifest manifest = Latest("clean-run");
@@ -183,9 +195,10 @@ TEST_F(SpikeTest, ARunThatWentBackIsTheRunThatNeverSawTheStepsOnEveryLayout) {
   EXPECT_EQ(MustTrain(clean), went_back);
 
   const std::vector<StepFigures> figures = testing::ReadSteps(root_ / "back" / "metrics.jsonl");
+  EXPECT_EQ(testing::ReadSteps(root_ / "clean-run" / "metrics.jsonl"), figures);
   for (const auto& [stages, replicas] : {std::pair(2, 1), std::pair(1, 2), std::pair(2, 2)}) {
     const std::string folder = "back-" + std::to_string(stages) + "x" + std::to_string(replicas);
-    RunSpec run = RunWith(folder, SpikeSpec::ROLL_BACK);
+    RunSpec run = run_in(folder);
     run.mutable_parallel()->set_pipeline_parallel_size(stages);
     run.mutable_parallel()->set_data_parallel_size(replicas);
     EXPECT_EQ(WeightsLine(testing::MustTrainInThreads(run, {.root = root_.string()})), went_back);
@@ -197,6 +210,8 @@ TEST_F(SpikeTest, ARunThatWentBackIsTheRunThatNeverSawTheStepsOnEveryLayout) {
 TEST_F(SpikeTest, MetricsHaveTheStepsThatCountAndTheSpike) {
   RunSpec run = RunWith("metrics", SpikeSpec::ROLL_BACK);
   run.mutable_parallel()->set_blocking_saves(true);  // a slow disk leaves no save out
+  run.mutable_train()->set_checkpoint_every_steps(1000);
+  run.mutable_train()->set_checkpoint_every_tokens(1);  // after every step that is trained on
   MustTrain(run);
   std::vector<int64_t> expected;
   for (int step = 1; step <= kSteps; ++step) {
@@ -213,6 +228,11 @@ TEST_F(SpikeTest, MetricsHaveTheStepsThatCountAndTheSpike) {
   std::stringstream text;
   text << file.rdbuf();
   EXPECT_THAT(text.str(), HasSubstr(R"("kind":"spike","step":24,"spike_step":31,)"));
+  for (int step = 24; step <= 34; ++step) {
+    const bool saved =
+        text.str().find(absl::StrCat(R"("kind":"save","step":)", step, ",")) != std::string::npos;
+    EXPECT_EQ(saved, step == 24 || step == 34) << step;
+  }
   EXPECT_FALSE(std::filesystem::exists(root_ / "metrics/step-00000024"))
       << "kept while it may be needed";
 }

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -39,27 +40,29 @@ bool IsCluster(const Buffer& buffer) {
          cluster.nodes() == 1 && cluster.devices_per_node() == 2 && cluster.device_memory_gib() > 0;
 }
 
-// Damages what the other ranks say about their memory.
+bool IsCompute(const Buffer& buffer) {
+  ComputeSpec compute;
+  return compute.ParseFromArray(buffer.data, static_cast<int>(buffer.bytes)) &&
+         compute.device() == "cpu" && compute.threads_per_rank() == 1;
+}
+
+// Changes what ranks are told.
 class DamagingCommunicator final : public ForwardingCommunicator {
  public:
-  explicit DamagingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  using Change = std::function<void(int rank, Buffer sent)>;
+
+  DamagingCommunicator(Communicator& inner, Change change)
+      : ForwardingCommunicator(inner), change_(std::move(change)) {}
 
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
     ASSIGN_OR_RETURN(auto transfer, inner().AllGather(mine, all));
-    if (!IsCluster(mine)) return transfer;
     RETURN_IF_ERROR(transfer->Wait());
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      std::memset(all[r].data, 0xff, static_cast<size_t>(all[r].bytes));
-      ++damaged_;
-    }
+    for (int r = 0; r < size(); ++r) change_(r, all[r]);
     return transfer;
   }
 
-  int damaged() const { return damaged_; }
-
  private:
-  int damaged_ = 0;
+  const Change change_;
 };
 
 RunSpec SmallRun() {
@@ -130,15 +133,57 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCor
   };
   for (const absl::Status& status : RunRanks(2, resolve)) EXPECT_TRUE(status.ok()) << status;
   const auto statuses = RunRanks(2, [&](Communicator& world) {
-    DamagingCommunicator damaging(world);
+    int damaged = 0;
+    DamagingCommunicator damaging(world, [&](int rank, Buffer sent) {
+      if (rank == world.rank() || !IsCluster(sent)) return;
+      std::memset(sent.data, 0xff, static_cast<size_t>(sent.bytes));
+      ++damaged;
+    });
     const absl::Status status = resolve(damaging);
-    EXPECT_EQ(damaging.damaged(), 1);
+    EXPECT_EQ(damaged, 1);
     return status;
   });
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("ClusterSpec"));
   }
+
+  // A plan is for the rank with the least memory, whichever that is.
+  for (const int least : {0, 1}) {
+    const auto too_little = RunRanks(2, [&](Communicator& world) {
+      DamagingCommunicator communicator(world, [&](int rank, Buffer sent) {
+        if (rank != least || !IsCluster(sent)) return;
+        ClusterSpec cluster;
+        ASSERT_TRUE(cluster.ParseFromArray(sent.data, static_cast<int>(sent.bytes)));
+        cluster.set_device_memory_gib(1e-6);
+        ASSERT_TRUE(cluster.SerializeToArray(sent.data, static_cast<int>(sent.bytes)));
+      });
+      return resolve(communicator);
+    });
+    for (const absl::Status& status : too_little) {
+      EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << least << ": " << status;
+    }
+  }
+
+  // Rank 0 decides the arithmetic, but not how many threads others have.
+  std::vector<int> threads(2);
+  const auto told = RunRanks(2, [&](Communicator& world) -> absl::Status {
+    DamagingCommunicator communicator(world, [&](int rank, Buffer sent) {
+      if (world.rank() == 0 || rank != 0 || !IsCompute(sent)) return;
+      ComputeSpec compute;
+      ASSERT_TRUE(compute.ParseFromArray(sent.data, static_cast<int>(sent.bytes)));
+      compute.set_threads_per_rank(7);
+      ASSERT_TRUE(compute.SerializeToArray(sent.data, static_cast<int>(sent.bytes)));
+    });
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    ASSIGN_OR_RETURN(const ResolvedRun resolved,
+                     ResolveRun(run, {.root = root.string()}, communicator, *fs, log));
+    threads[world.rank()] = resolved.run.compute().threads_per_rank();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(told).ok()) << FirstError(told);
+  EXPECT_EQ(threads, std::vector<int>({1, 1}));
 
   // A copy of the corpus that has other pairs behind the same manifest.
   const std::filesystem::path other = root / "other";
@@ -160,6 +205,28 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCor
                 HasSubstr("data of the corpus is not the same on all ranks: rank 1"));
   }
   std::filesystem::remove_all(root);
+}
+
+TEST(ResolveRun, ARunThatAnotherJobSavedMeanwhileIsToBeStartedAgain) {
+  const testing::TempFolder folder;
+  ASSERT_TRUE(testing::MakeCorpus(folder.path(), "corpus", {"de", "fr"}, 300).ok());
+  const std::filesystem::path run = std::filesystem::path(folder.path()) / "run";
+  std::filesystem::create_directory(run);
+  folder.Write("run/lock", "of somebody who has just come");
+  std::ostringstream text;
+  Logger log({.stream = &text});
+  SelfCommunicator world;
+  const auto fs = MakePosixFileSystem();
+  const auto leaves = [&](absl::Duration) {
+    std::filesystem::create_directory(run / "step-00000004");
+    std::filesystem::remove(run / "lock");
+  };
+  const ResolveOptions options = {.root = folder.path(), .lock = {.wait = leaves}};
+  const absl::Status status = ResolveRun(SmallRun(), options, world, *fs, log).status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+  EXPECT_EQ(status.message(), "another job saved in run while this one started; start it again");
+  EXPECT_FALSE(std::filesystem::exists(run / "lock"));
 }
 
 }  // namespace

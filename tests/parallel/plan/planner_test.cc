@@ -132,6 +132,7 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   EXPECT_EQ(plan.virtual_replicas(), 8);
   const double flops = 3 * (3 * kEncoderFlops + 3 * kDecoderFlops + 2.0 * 4 * 8 * 10);
   EXPECT_EQ(plan.stages(0).flops_per_step(), 8 * flops);
+  EXPECT_EQ(GoodPlan(Toy(3), {.replicas = 2}).stages(1).flops_per_step(), 4 * flops);
   EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000 + plan.update_seconds());
   EXPECT_EQ(plan.bubble(), 0);
 }
@@ -548,6 +549,9 @@ TEST(Planner, CountsTheSentencesOfAStepWhereTheyLieInTheSameMemory) {
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(Message(plan), HasSubstr("beside 6.00 GiB for two steps' sentences "
                                        "(data.global_microbatches)"));
+  compute.set_device("cuda");  // the host's memory has them
+  EXPECT_TRUE(MakePlan(Toy(2), {data, OptimSpec(), compute, cluster, {}}).ok());
+  compute.set_device("cpu");
   cluster.set_device_memory_gib(6.1);
   EXPECT_TRUE(MakePlan(Toy(2), {data, OptimSpec(), compute, cluster, {}}).ok());
 }

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "tests/support/fault_communicator.h"
 #include "tests/support/host_scorer.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
@@ -258,15 +259,17 @@ TEST(PipelineRoute, NamesWhoNeedsTheMemoryAndWhoSteps) {
 
 // --- errors ---
 
-TEST(PipelineLink, ASilentPeerIsNamedAndEndsEveryRankOfTheJob) {
+// Rank 0 serves; rank 1, the driver, does nothing until the job ends.
+std::vector<absl::Status> ServeASilentDriver(std::vector<Fault> faults) {
   const Layout layout = MakeLayout(MakeLooped(2, 1));
   const ModelSpec spec = Spec(TIE_ALL, DEEPNORM);
-  const auto statuses = RunRanks(2, [&](Communicator& comm) -> absl::Status {
-    if (comm.rank() == 1) {  // the driver, which does nothing until the job ends
+  return RunRanks(2, [&](Communicator& world) -> absl::Status {
+    if (world.rank() == 1) {
       char byte = 0;
-      auto never = comm.Receive({&byte, 1, {}}, 0, 0);
+      auto never = world.Receive({&byte, 1, {}}, 0, 0);
       return never.ok() ? (*never)->Wait() : never.status();
     }
+    FaultCommunicator comm(world, faults);
     const auto ops = MakeRankOps(FLOAT32);
     Transformer model(spec, Capacity(), *ops, false, ChunksOf(layout, 0));
     PipelineLink link(
@@ -274,10 +277,22 @@ TEST(PipelineLink, ASilentPeerIsNamedAndEndsEveryRankOfTheJob) {
         {.rows = absl::Milliseconds(10), .command = absl::Milliseconds(20)});
     return ServePipeline(model, link);
   });
+}
+
+TEST(PipelineLink, ASilentPeerIsNamedAndEndsEveryRankOfTheJob) {
+  const auto statuses = ServeASilentDriver({});
   EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kHang);
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 0"), HasSubstr("command of the driver from rank 1"),
                     HasSubstr("has not moved for 20ms")));
+  EXPECT_TRUE(absl::IsAborted(statuses[1])) << statuses[1];
+}
+
+TEST(PipelineLink, ALostPeerIsNamedAndEndsEveryRankWithItsCode) {
+  const auto statuses = ServeASilentDriver({{.kind = Fault::Kind::kDie, .at_call = 0}});
+  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPeerLost);
+  EXPECT_EQ(statuses[0].message(),
+            "decoding, rank 0: command of the driver from rank 1 is lost: rank 0 died at call 0");
   EXPECT_TRUE(absl::IsAborted(statuses[1])) << statuses[1];
 }
 

@@ -163,6 +163,15 @@ TEST(OptimizerStep, ClippingScalesTheWholeGradientAndReportsTheNormBefore) {
     parameters.gradient().fill_(0.01);  // below the limit: as it is
     Apply(step, *c.ops, parameters, 2, 1.0);
     EXPECT_NEAR(At(parameters.moment1(), 0), 0.9 * 0.05 + 0.1 * 0.01, 1e-7);
+
+    // The same gradients of a scaled loss.
+    Parameters scaled(MatrixAndBias(), *c.ops, /*trainable=*/true);
+    scaled.gradient().fill_(64 * 2.0);
+    EXPECT_TRUE(step.Apply(*c.ops, scaled, {1, norm, 1.0, 1.0 / 64}).ok());
+    EXPECT_NEAR(At(scaled.moment1(), 0), 0.1 * 2.0 / 4, 1e-7);
+    scaled.gradient().fill_(64 * 0.01);
+    EXPECT_TRUE(step.Apply(*c.ops, scaled, {2, norm / 200, 1.0, 1.0 / 64}).ok());
+    EXPECT_NEAR(At(scaled.moment1(), 0), 0.9 * 0.05 + 0.1 * 0.01, 1e-7);
   }
 }
 

@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "tests/support/event_reader.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/telemetry/spikes.h"
@@ -138,6 +141,20 @@ TEST(RunRecorder, EveryRecordIsALineOfTheFileAndOneForPeople) {
             "T done: step 1,300, 5,000 source and 6,000 target tokens in 2:05 of training\n");
 }
 
+// Lets rank 1 be on another host, "!" in place of the first letter.
+class OtherHost final : public ForwardingCommunicator {
+ public:
+  explicit OtherHost(Communicator& inner) : ForwardingCommunicator(inner) {}
+
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    ASSIGN_OR_RETURN(auto transfer, inner().AllGather(mine, all));
+    RETURN_IF_ERROR(transfer->Wait());
+    char* const name = static_cast<char*>(all[1].data);
+    if (std::string_view(name, static_cast<size_t>(all[1].bytes)) == HostName()) *name = '!';
+    return transfer;
+  }
+};
+
 // Only rank 0 writes and logs; it says nothing more of a rank that was slow before.
 TEST(RunRecorder, AStragglerIsNamedWithItsHostAndANewOneIsAWarning) {
   testing::MemoryFileSystem fs;
@@ -155,14 +172,15 @@ TEST(RunRecorder, AStragglerIsNamedWithItsHostAndANewOneIsAWarning) {
       found[i].record.set_expected_seconds(2);
       found[i].is_new = i == 0;
     }
-    RETURN_IF_ERROR(recording.recorder.Record(found, 70, world));
-    RETURN_IF_ERROR(recording.recorder.Record(std::vector<Straggler>(), 80, world));
+    OtherHost hosts(world);
+    RETURN_IF_ERROR(recording.recorder.Record(found, 70, hosts));
+    RETURN_IF_ERROR(recording.recorder.Record(std::vector<Straggler>(), 80, hosts));
     logs[world.rank()] = recording.text.str();
     return absl::OkStatus();
   }));
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(logs, (std::vector<std::string>{
-                      absl::StrCat("T warning: straggler: rank 1 on ", HostName(),
+                      absl::StrCat("T warning: straggler: rank 1 on !", HostName().substr(1),
                                    " computes 3.000 s a step, 1.50 times as long as expected\n"),
                       ""}));
   std::string lines;
@@ -170,7 +188,7 @@ TEST(RunRecorder, AStragglerIsNamedWithItsHostAndANewOneIsAWarning) {
     StragglerRecord record;
     record.set_step(70);
     record.set_rank(rank);
-    record.set_host(HostName());
+    record.set_host(rank == 1 ? "!" + HostName().substr(1) : HostName());
     record.set_compute_seconds(3);
     record.set_expected_seconds(2);
     absl::StrAppend(&lines, ToJson(record), "\n");

@@ -357,6 +357,16 @@ TEST(AverageInTurns, OfRanksIsThatOfOneProcess) {
     ASSERT_TRUE(status.ok()) << status;
     ExpectSameFiles(fs, output, "alone");
   }
+  // Enough for one process, which makes no turns.
+  ToolOptions options;
+  options.memory_bytes = int64_t{27} << 19;
+  EXPECT_TRUE(AverageCheckpoints(fs, folders, "little", options).ok());
+  const absl::Status status = FirstError(RunRanks(2, [&](Communicator& world) {
+    ToolOptions shared = options;
+    shared.world = &world;
+    return AverageCheckpoints(fs, folders, "less", shared).status();
+  }));
+  EXPECT_EQ(GetExitCode(status), ExitCode::kDoesNotFit) << status;
 }
 
 TEST(Reshard, ByRanksIsThatOfOneProcess) {
