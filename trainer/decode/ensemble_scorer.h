@@ -1,10 +1,8 @@
 // Several models as one: the probabilities that they give to the next token are averaged,
 //   log p(token) = log(1/n * sum over the n models of p_i(token)),
 // as fairseq's ensembles are. Models may differ in everything but the vocabulary. n times the same
-// model has the bits of that model.
-//
-// Beside weights and caches of all models, an ensemble holds two arrays of log-probabilities of all
-// rows of a step, whatever n is.
+// model has the bits of that model. Beside weights and caches of all models, an ensemble holds two
+// arrays of log-probabilities of all rows of a step, whatever n is.
 #pragma once
 
 #include <cstdint>

@@ -3,12 +3,11 @@
 // A row of the cache is written once and never moves: each hypothesis has a list of the rows it
 // attends to, and re-ordering hypotheses copies lists of integers. Lists, tokens and choices of a
 // step go to the device in one copy; the tokens chosen come back in one. Batches larger than the
-// model's capacity are computed in slices; rows do not influence each other, so slices change
-// nothing. The scorer keeps the caches of the state that ended last, for the next one.
+// model's capacity are computed in slices, which change nothing.
 //
-// A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink to the chunks
-// before and behind them: all ranks get the same calls, and only the one with the output layer has
-// results (pipeline_scorer.h).
+// A rank of a pipeline is the same scorer over its own chunks, with a PipelineLink to the others:
+// all ranks get the same calls, and only the one with the output layer has results
+// (pipeline_scorer.h).
 #pragma once
 
 #include <functional>

@@ -7,8 +7,8 @@
 // The first error ends the job and stays: it is printed, Communicator::Abort is called with its
 // exit code, and where that returns (ranks are threads, or one rank is alone) every later call does
 // nothing and status() has it. So the caller may compute on until it checks status(); its numbers
-// are invalid then. DeadlineExceeded (ExitCode::kHang) names rank, peer and
-// message; Unavailable (ExitCode::kPeerLost) likewise; Aborted: another rank ended the job.
+// are invalid then. DeadlineExceeded (ExitCode::kHang) and Unavailable (ExitCode::kPeerLost) name
+// rank, peer and message; Aborted: another rank ended the job.
 #pragma once
 
 #include <cstdint>

@@ -3,17 +3,9 @@
 //   driver      Start, Reorder, Step, ...: sends a command of some integers, then computes its part
 //   followers   ServePipeline: carry out one command after the other, until told to stop
 //
-// Every rank carries out the same calls on a ModelScorer of its own chunks: the lists of a search
-// are everywhere, keys and values where the layers are, and a boundary is crossed by one row of
-// activations a hypothesis and step. Log-probabilities stay on the driver. Results are those of
-// ModelScorer over the complete model, bit for bit.
-//
-// Example, on each rank of a pipeline:
-//   PipelineLink link(route, comm, limits);
-//   if (route.rank != route.driver) return ServePipeline(model, link);
-//   PipelineScorer scorer(model, link);
-//   ... Search(scorer, batch, options) ...
-//   return scorer.Stop();
+// Every rank carries out the same calls on a ModelScorer of its own chunks: a boundary is crossed
+// by one row of activations a hypothesis and step, log-probabilities stay on the driver. Results
+// are those of ModelScorer over the complete model, bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -1,21 +1,9 @@
 // The interface between a search and a model: one step of an incremental decoder, for many rows at
 // once; and log-probabilities of given translations.
 //
-// A search never sees tensors, caches or devices; a model never sees beams. Rows are independent:
-// the result of a row must not depend on the rows beside it (or the model documents by how much it
-// does), so that a translation does not depend on its batch.
-//
-// Distributions stay where the model is: a search asks for the few tokens that it wants of them.
-//
-// Example (greedy decoding of one source):
-//   const std::vector<std::vector<int32_t>> sources = {{tag, 17, 42, kEos}};
-//   std::unique_ptr<DecoderState> state = scorer.Start(sources);
-//   const native::TokenChoice best = {.row = 0, .forbidden = TokenKind::kNever};
-//   native::TokenScore chosen{.log_prob = 0.0f, .token = kEos};
-//   do {
-//     scorer.Step(*state, {&chosen.token, 1},
-//                 {.count = 1, .choices = &best, .kinds = kinds.data(), .chosen = &chosen});
-//   } while (chosen.token != kEos);
+// A search never sees tensors, caches or devices; a model never sees beams. The result of a row
+// must not depend on the rows beside it (or the model documents by how much it does). Distributions
+// stay where the model is: a search asks for the few tokens that it wants of them.
 #pragma once
 
 #include <cstdint>
@@ -58,10 +46,9 @@ class Scorer {
   // least one id. The new state has one row per source, in order, and nothing decoded yet.
   virtual std::unique_ptr<DecoderState> Start(std::span<const std::vector<int32_t>> sources) = 0;
 
-  // Row i of the state becomes what row parents[i] was. Rows may repeat (a beam forks), vanish (a
-  // hypothesis died, a sentence finished) or change places; the number of rows becomes
-  // parents.size(). 0 <= parents[i] < num_rows(). Rows that share a source may share its encoder
-  // output.
+  // Row i of the state becomes what row parents[i] was, 0 <= parents[i] < num_rows(). Rows may
+  // repeat (a beam forks), vanish (a hypothesis died, a sentence finished) or change places; the
+  // number of rows becomes parents.size().
   virtual void Reorder(DecoderState& state, std::span<const int32_t> parents) = 0;
 
   // Feeds tokens[i] to row i as its next token (the first is </s>) and makes `choices` from the

@@ -9,8 +9,7 @@
 // among the first beam_size of them are finished; the first beam_size that do not end live on.
 // Samples collect one token per live row. While a prefix is forced there is one live row, whose
 // next token is the only candidate. At the greatest length </s> is the only candidate of each row.
-// A row's own 2 * beam_size best are enough: no other token of it can be among the best of all
-// rows.
+// A row's own 2 * beam_size best are enough: no other can be among the best of all rows.
 #include "trainer/decode/search.h"
 
 #include <algorithm>

@@ -2,10 +2,7 @@
 // over a Scorer, for many sentences at once. The rules and their reasons: docs/design/decoding.md.
 //
 // Example:
-//   SearchBatch batch;
-//   batch.sources = {{tag, 17, 42, kEos}};
-//   const SearchOptions options{.beam_size = 5, .forbidden = vocabulary_tags};
-//   const std::vector<std::vector<Hypothesis>> results = Search(scorer, batch, options);
+//   const auto results = Search(scorer, {.sources = {{tag, 17, 42, kEos}}}, {.beam_size = 5});
 //   results[0][0].tokens;   // the best translation of the first source
 #pragma once
 

@@ -1,8 +1,8 @@
 // Translation and scoring from stream to stream: order kept, memory bounded by a chunk of lines.
 //
 // Ranks that each hold the model share the work: rank 0 reads a chunk for each rank, all of them
-// translate or score, and rank 0 writes the results. What it writes is what one process would
-// write, to the byte, because the batches are the same. Only rank 0's streams are used.
+// translate or score, and rank 0 writes the bytes that one process would. Only its streams are
+// used.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,5 @@
 // Texts in, translations out, in the same order: encode, sort by length, search batch by batch,
 // decode.
-//
-// Example:
-//   Translator translator(scorer, codec, tags, {.search = search_options});
-//   ASSIGN_OR_RETURN(const auto translations, translator.Translate({"Guten Tag.", ""}));
-//   translations[0].best[0].text;  // "Good day."
-//   translations[1].best[0].text;  // "": an empty line is not searched
 #pragma once
 
 #include <cstdint>
@@ -31,8 +25,7 @@ struct TextCodec {
   std::function<std::string(std::span<const int32_t> ids)> decode;    // of such ids
 };
 
-// Encode and Decode of `vocabulary`, which must outlive the codec. A blank text (utf8.h) has no
-// ids.
+// Encode and Decode of `vocabulary`, which must outlive the codec. A blank text has no ids.
 TextCodec MakeTextCodec(const Vocabulary& vocabulary);
 
 // Several translators, each with a model of its own, share the batches of every call in turn.

@@ -18,8 +18,7 @@
 namespace deepnet {
 
 // Several evaluators, one for each replica of a model, may share the sentences of every direction:
-// each translates and scores a contiguous part, then the results of all are gathered on all, in
-// order. So every sum over sentences is the one that a single evaluator would take.
+// each translates and scores a contiguous part, then the results of all are gathered on all.
 struct EvaluateShare {
   int part = 0;  // of num_parts
   int num_parts = 1;

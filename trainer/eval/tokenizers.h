@@ -1,10 +1,5 @@
 // The tokenizers that cut text into words before BLEU counts them: sacreBLEU 2.x's, token for
-// token.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer("13a"));
-//   tokenizer.tokenize("It costs $5.50, doesn't it?");
-//   // It costs $ 5.50 , doesn't it ?
+// token. "13a" makes of "It costs $5.50, doesn't it?": It costs $ 5.50 , doesn't it ?
 #pragma once
 
 #include <functional>
@@ -16,8 +11,7 @@
 
 namespace deepnet {
 
-// Cuts a segment (UTF-8, one sentence; white space at its end does not count) into
-// tokens. `tokenize` is pure and may be called from several threads.
+// Cuts a segment (UTF-8, one sentence; white space at its end does not count) into tokens. Pure.
 struct BleuTokenizer {
   std::string name;  // as "tok:" of the signature has it
   std::function<std::vector<std::string>(std::string_view segment)> tokenize;

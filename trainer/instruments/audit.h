@@ -1,8 +1,7 @@
 // Compares initial weights with theory: each tensor's mean and standard deviation with those of
 // the Inventory (trainer/model/describe.h), and rows that must be zero. DEEPNORM's alpha and gains
-// are also compared with the paper's formulas, which are computed from the numbers of layers by
-// code of their own (PaperScalingOf), so that neither the Inventory nor what it is made from
-// vouches for itself.
+// are also compared with the paper's formulas by code of their own (PaperScalingOf), so that
+// neither the Inventory nor what it is made from vouches for itself.
 //
 // All tensors of a group (kind of layer and role), each in units of its own sigma, are one large
 // sample, which is what finds a wrong gain of small matrices.
@@ -62,8 +61,7 @@ struct AuditGroup {
   bool drawn = false;  // else: every element starts at one value
   int64_t tensors = 0;
   int64_t elements = 0;  // of all tensors
-  // Deviations over sqrt(2 / (in + out)); those of embeddings and positions over width^(-1/2); else
-  // 0.
+  // Deviations over sqrt(2 / (in + out)), of embeddings and positions over width^(-1/2); else 0.
   double least_gain = 0.0, greatest_gain = 0.0;
   SpreadAudit all;
   std::string worst_name;  // the tensor farthest from theory for its tolerance

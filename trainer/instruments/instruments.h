@@ -1,15 +1,9 @@
 // Records of a run that trains (InstrumentsSpec): a line of metrics.jsonl with kind "instruments"
-// every so many steps. Nothing that is computed depends on it: weights are read and
-// copied, forward passes without dropout use buffers of their own (docs/design/instruments.md).
+// every so many steps. Nothing that is computed depends on it (docs/design/instruments.md).
 //
 //   layers        norms of gradient, weights and update of each layer (meters.h)
 //   model_update  of the first microbatch of step 0 (model_update.h), since the run's first step
 //   sublayers     of the step's own forward passes
-//
-// Example: a step whose record is due.
-//   instruments.BeforeStep();
-//   RunTrainStep(..., {.before_update = [&] { instruments.BeforeUpdate(); }});
-//   ASSIGN_OR_RETURN(const InstrumentRecord record, instruments.Record(steps_done));
 #pragma once
 
 #include <cstdint>
@@ -47,10 +41,9 @@ struct InstrumentsOptions {
 class Instruments {
  public:
   // `part` is what MakeRankContext made of `run` and `whole`, with weights and working copies, and
-  // outlives the result; `batches` is asked for step 0 where the model's update is
-  // wanted. At step 0 the reference is computed and written; later it is read, and without it, or
-  // with one of another run, a warning is given and the model's update left out. Collective over
-  // part.world.
+  // outlives the result; `batches` is asked for step 0 where the model's update is wanted. At step
+  // 0 the reference is computed and written; later it is read, and without it, or with one of
+  // another run, a warning is given and the model's update left out. Collective over part.world.
   static absl::StatusOr<std::unique_ptr<Instruments>> Make(const RunSpec& run,
                                                            const Inventory& whole,
                                                            RankContext& part, BatchSource& batches,

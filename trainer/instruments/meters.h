@@ -1,12 +1,11 @@
-// Norms of what runs through the sub-layers of a model in one forward pass: how large the stream
-// and each branch are where they meet, which is what the paper's figures 3 and 4 look at.
+// Norms of what runs through the sub-layers of a model in one forward pass, and for each layer
+// those of its gradient, its weights and what one update added. The paper's figures 3 and 4 look at
+// how large the stream and each branch are where they meet.
 //
 // Everything is as the model computes with it, in training after dropout: the branch as it joins;
 // alpha (and omega) times the stream; and what the norm after the sum, or else the one before the
 // branch, really reads. With B2T that is also the layer's input, which belongs to neither the
 // branch nor the stream: the share of the stream is of those two.
-//
-// Per layer of the model: the norm of its gradient, of its weights, and of what one update added.
 //
 // Squares are added over the blocks of the whole model (SumBlockBorders), each by the one rank that
 // updates it, and the blocks of a layer in order: the same bits for every layout, as the gradient's

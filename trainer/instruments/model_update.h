@@ -4,16 +4,8 @@
 // F is the decoder's output, the rows that the output layer turns into logits, without dropout; x
 // is one fixed microbatch of T target tokens. The Frobenius norm over all rows is given a token, /
 // sqrt(T): the root mean square over tokens of the length of a row's change, which figure 4 shows.
-// Two unrelated rows of norm sqrt(512) are sqrt(2 * 512) = 32 apart, and its Post-LN without
-// warm-up stays at 28 to 29.
-//
-// A pipeline computes F as validation does (trainer/decode/model_scorer.h); the bits are those of
-// one rank.
-//
-// Figure 5 of the paper shows it against depth and scheme, after a few steps from initial weights,
-// on text that the model has not seen. The paper gives the sizes (64-128-2, IWSLT-14) but neither
-// the number of updates nor the norm. The protocol here, and what it was compared with:
-// docs/design/instruments.md.
+// The protocol, and what it was compared with: docs/design/instruments.md. A pipeline's bits are
+// those of one rank.
 #pragma once
 
 #include <cstdint>

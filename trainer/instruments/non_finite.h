@@ -21,8 +21,8 @@ namespace deepnet {
 // Forward passes come before backward passes, whatever the schedule; of several microbatches the
 // one counts that fails earliest in the model. In the former the place that is first in the chain
 // counts, then the loss; in the latter the sub-layer that a backward pass comes to first, by the
-// last of its parameters whose gradient is not finite. So the place is the same on every layout. Of
-// several ranks with the same place, for replicas have the same layers, the lowest is named.
+// last of its parameters whose gradient is not finite. So the place is the same on every layout; of
+// several ranks with the same place the lowest is named.
 //
 // Collective over context.world; every rank gets the same record, without a step.
 absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t step,

@@ -18,8 +18,6 @@
 // with the last encoder layer takes it for the gradient of its output. So it is one left fold over
 // the decoder layers M..1 wherever the chain is cut (docs/design/determinism.md).
 //
-// Nothing is remembered between calls except in Kept, so many microbatches may be in flight.
-//
 // Letters: R rows, S source rows, T target rows, D width.
 #pragma once
 
@@ -77,7 +75,8 @@ struct ChunkPools {
 
 class Chunk {
  public:
-  // State of one microbatch from Forward to Backward.
+  // State of one microbatch from Forward to Backward. Nothing else is remembered between calls, so
+  // many microbatches may be in flight.
   struct Kept {
     struct SideState {
       LayerStack::Kept layers;

@@ -8,15 +8,8 @@
 // Matrices and biases of the linear layers are deferred. Gains and biases of normalisations,
 // embeddings and the output layer are not: the pass itself makes their sums.
 //
-// A chunk uses one object per microbatch between its two actions:
-//
-//   BackwardInput(mb):   pass.deferred = &deferred[mb];  chunk.Backward(pass, ...)
-//   BackwardWeight(mb):  deferred[mb].Compute(ops, &layer_done);  deferred[mb].Clear();
-//
-// To learn when a layer has all its gradients, call EndLayer from pass.layer_done.
-//
-// Gradients and inputs are copied, so after BackwardInput everything else that the microbatch kept
-// is free.
+// A chunk uses one object per microbatch between its two actions. Gradients and inputs are copied,
+// so after the first one everything else that the microbatch kept is free.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +54,7 @@ class DeferredWeights {
   // same numbers in all such calls up to Compute, so that one copy serves them.
   void Add(Ops& ops, Record record, bool one_input);
 
-  // Ends the records of `layer`: those added since the last call of EndLayer.
+  // Ends the records of `layer`, those added since the last call: for pass.layer_done.
   void EndLayer(int layer) { ends_.push_back({records_.size(), layer}); }
 
   // Computes all records in the order they were added. Calls `layer_done`, if not null, as soon as

@@ -21,15 +21,9 @@
 // Initial values: matrices Xavier normal, sqrt(2 / (in + out)) times a gain (scheme.h); embeddings
 // and positions N(0, 1 / width), row of <pad> zero where tokens are looked up; gains 1, biases 0.
 //
-// A level of recomputation names what is not kept but computed again in the backward pass, with the
-// same kernels on the same numbers, so that every level gives the same bits
-// (docs/design/recomputation.md):
-//
-//   NONE            nothing
-//   SELECTIVE_FFN   the feed-forward block's inner rows, by its first product
-//   SELECTIVE_GEMM  also queries, keys and values of every attention, by theirs
-//   FULL            all but the stream that enters a segment of layers, by running the segment
-//                   again
+// A level of recomputation (proto/plan.proto) names what is not kept but computed again in the
+// backward pass, with the same kernels on the same numbers, so that every level gives the same bits
+// (docs/design/recomputation.md).
 #pragma once
 
 #include "parallel/plan/inventory.h"

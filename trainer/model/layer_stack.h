@@ -1,10 +1,7 @@
 // Layers of a stack, and a run of them with one level of recomputation.
 //
-// LayerStack is all that a chunk of the model has to know. Only this class decides which layer
-// keeps what, and when it recomputes what was not kept (trainer/model/describe.h says what the
-// levels are, docs/design/recomputation.md why they give equal bits). Kept lives from a
-// microbatch's Forward to its Backward; SegmentWorkspace is shared by all runs of a stack on a rank
-// and holds nothing that another action needs.
+// Only LayerStack decides which layer keeps what, and when it recomputes what was not kept
+// (docs/design/recomputation.md says why that gives equal bits).
 //
 // Letters: R rows, D width.
 #pragma once
@@ -71,8 +68,7 @@ class TransformerLayer {
 // before it, in pre-norm form.
 //
 //   z_0 = the rows that entered the stack        z_k = N_k(output of layer k)
-//   input of layer l + 1 = sum over k <= l of W[l, k] z_k;  output of the stack: l = number of
-//   layers
+//   input of layer l + 1 = sum over k <= l of W[l, k] z_k;  the stack's output: l = its layers
 //
 // Rows of W start as means: W[l, k] = 1 / (l + 1). Every z_k is kept until the backward pass has
 // passed its layer, at every level of recomputation, and the gradients of all z_k grow together.
@@ -127,8 +123,8 @@ struct LayerRun {
   int position = 0;  // the first one's in the chain
 };
 
-// FULL: the state of the layers of one segment while they are worked on. Other levels: the last
-// member.
+// All runs of a stack on a rank share it, and no other action needs it. FULL: the state of the
+// layers of one segment while they are worked on. Other levels: the last member.
 struct SegmentWorkspace {
   std::vector<TransformerLayer::Saved> saved;  // one for each layer of a segment
   ResidualStream stream;                       // runs through a segment that is recomputed

@@ -14,8 +14,6 @@
 // branch writes the gradient of its input where InputGradientAddsToStream says, and EnterBackward
 // finishes.
 //
-// Buffers that no two sub-layers need at once are those of pass.work.
-//
 // Nothing is kept twice: the branch's input is computed again from the norm that made it, which is
 // the branch's own or the one that ended the sub-layer before; only where there is no norm the
 // stream itself is kept.

@@ -1,10 +1,9 @@
 // Parts that all sub-layers use: linear layers and caches.
 //
 // A sub-layer owns no tensors of a microbatch. Its Saved holds the state that forward keeps for
-// backward; a Workspace, which all layers of a stage share, holds everything else. The input of a
-// branch's first product is not kept but computed again from the normalisation before it
-// (ResidualConnection::Input). MakeSaved takes the Workspace whose buffers replace the outputs of
-// products that are not kept (trainer/model/describe.h); null: everything is kept.
+// backward; a Workspace, which all layers of a stage share, holds everything else. MakeSaved takes
+// the Workspace whose buffers replace the outputs of products that are not kept
+// (trainer/model/describe.h); null: everything is kept.
 //
 // Every Backward is its Forward read upwards: gradient of the branch from the residual connection,
 // through the last product to the first, the weight gradients on the way, and on to the stream.

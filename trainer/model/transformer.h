@@ -1,9 +1,7 @@
 // The Transformer, or the chunks of it that one rank of a pipeline holds.
 //
-// All arithmetic goes through Ops, all shapes are capacities fixed at construction. Nothing is
-// remembered between calls except in what is handed in, so that a pipeline can keep several
-// microbatches in flight. A whole model is one chunk. Decoding goes chunk by chunk
-// (trainer/decode/model_scorer.h).
+// All arithmetic goes through Ops, all shapes are capacities fixed at construction. A whole model
+// is one chunk. Decoding goes chunk by chunk (trainer/decode/model_scorer.h).
 #pragma once
 
 #include <memory>

@@ -1,10 +1,10 @@
 // States what a model's kernels on a GPU cost: launches, operations and bytes of a full microbatch.
 // The planner's seconds come from it (parallel/plan/roofline.h).
 //
-// The model says which operations a pass has: its layers run forward and backward on tensors
-// without memory, by an Ops that notes what each would launch (trainer/model/cost_ops.h). Left out
-// is what depends on a layout: a pass that defers weight gradients copies their operands, a chunk
-// that begins within a stack converts what it receives.
+// Layers run forward and backward on tensors without memory, by an Ops that notes what each
+// operation would launch (trainer/model/cost_ops.h). Left out is what depends on a layout: a pass
+// that defers weight gradients copies their operands, a chunk that begins within a stack converts
+// what it receives.
 #pragma once
 
 #include "parallel/plan/inventory.h"

@@ -1,12 +1,5 @@
 // Sums a step's gradient from the accumulators of microbatches up to the whole step, in the orders
 // of docs/design/determinism.md: over virtual replicas, over ranks, over the uses of tied tensors.
-//
-// Example:
-//   sums.BeginStep();
-//   ... after the last weight gradient of a virtual replica that bucket b collects:
-//   RETURN_IF_ERROR(sums.ReplicaDone(b));
-//   ... after the schedule:
-//   RETURN_IF_ERROR(sums.Finish());
 #pragma once
 
 #include <cstdint>
@@ -152,9 +145,9 @@ class GradientSums {
   // first, whatever order each rank has them ready in; one that is early waits for those behind it.
   absl::Status ReplicaDone(int bucket);
 
-  // Waits until the layout's extents of parameters.gradient() hold the gradient of the step, with
-  // tied tensors in the place of their first use here. Every bucket must have had all its replicas.
-  // Collective over groups.replicas and groups.stages.
+  // After the schedule: waits until the layout's extents of parameters.gradient() hold the gradient
+  // of the step, with tied tensors in the place of their first use here. Every bucket must have had
+  // all its replicas. Collective over groups.replicas and groups.stages.
   absl::Status Finish();
 
  private:

@@ -13,7 +13,6 @@ int64_t StepTokens(const DataSpec& data) {
   return int64_t{data.global_microbatches()} * data.microbatch().max_target_tokens();
 }
 
-// Returns the factor of the rates.
 double RateFactor(const OptimSpec& optim, double k) {
   return optim.rate_scaling() == SQUARE_ROOT ? std::sqrt(k) : k;
 }

@@ -28,8 +28,7 @@ double BatchScale(const OptimSpec& optim, const DataSpec& data);
 // optim.reference_batch_tokens.
 OptimSpec ScaledToBatch(OptimSpec optim, const DataSpec& data);
 
-// Returns a sentence for people about k and what it does; empty without
-// optim.reference_batch_tokens.
+// Returns a sentence for people about k; empty without optim.reference_batch_tokens.
 std::string BatchScaleText(const OptimSpec& optim, const DataSpec& data);
 
 }  // namespace deepnet

@@ -1,9 +1,7 @@
 // The dynamic loss scale of training in float16 (Micikevicius et al., 2018), as fairseq keeps it:
 // the loss is multiplied by it, so that small gradients do not become 0 in float16, and the update
 // divides by it. A step whose gradient overflows is left out and the scale halved; a number of
-// steps without overflow doubles it.
-//
-// All ranks find the same steps overflowing, because norm and loss are the whole model's.
+// steps without overflow doubles it. Norm and loss are the whole model's, so all ranks agree.
 #pragma once
 
 #include <cstdint>
