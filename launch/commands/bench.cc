@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,31 +23,13 @@ ComputeSpec ComputeOf(const CommandLine& line) {
   if (dtype == "float32") compute.set_dtype(FLOAT32);
   if (dtype == "bfloat16") compute.set_dtype(BFLOAT16);
   if (line.flags.Switch("library")) compute.set_matmul(LIBRARY);
-  if (line.flags.Given("attention")) {
-    AttentionKernel attention = AUTO;
-    AttentionKernel_Parse(line.flags.Text("attention"), &attention);
-    compute.set_attention(attention);
-  }
+  AttentionKernel attention = AUTO;
+  AttentionKernel_Parse(line.flags.Text("attention"), &attention);
+  compute.set_attention(attention);
   compute.set_cuda_graphs(line.flags.Switch("graphs"));
   compute.set_device(line.flags.Switch("library") ? "cpu" : line.flags.Text("device"));
   ResolveDevice(line, &compute);
   return compute;
-}
-
-RecomputeChoice RecomputeOf(const CommandLine& line) {
-  RecomputeChoice choice{.segment = static_cast<int>(line.flags.Integer("segment"))};
-  Recompute_Parse(line.flags.Text("recompute"), &choice.level);
-  return choice;
-}
-
-BenchSize SizeOf(const CommandLine& line) {
-  const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
-  BenchSize size{
-      .layers = integer("layers"), .width = integer("width"), .tokens = integer("tokens")};
-  if (line.flags.Given("residual")) {
-    Residual_Parse(line.flags.Text("residual"), &size.residual);
-  }
-  return size;
 }
 
 std::string StepText(const BenchRecord& r) {
@@ -177,19 +158,23 @@ absl::Status RunBench(const CommandLine& line) {
     return BadFlag("bench: say what to measure: step, decode, kernels or products");
   }
   const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
-  const BenchOptions options = {
+  BenchOptions options = {
       .shape = what == "decode" ? "A" : line.flags.Text("shape"),
-      .size = SizeOf(line),
+      .size = {.layers = integer("layers"), .width = integer("width"), .tokens = integer("tokens")},
       .lengths_file = ResolvePath(line, line.flags.Text("lengths")),
       .compute = ComputeOf(line),
       .device_model = what == "products" ? "" : line.flags.Text("device-model"),
       .steps = integer("steps"),
       .microbatches = integer("microbatches"),
-      .recompute = RecomputeOf(line),
+      .recompute = {.segment = integer("segment")},
       .repeats = integer("repeats"),
       .sentences = integer("sentences"),
       .beam_size = integer("beam"),
       .batch_tokens = integer("batch-tokens")};
+  Recompute_Parse(line.flags.Text("recompute"), &options.recompute.level);
+  if (line.flags.Given("residual")) {
+    Residual_Parse(line.flags.Text("residual"), &options.size.residual);
+  }
   const auto print = [&](const auto& record, const auto& to_text) {
     RETURN_IF_ERROR(record.status());
     line.out << (line.flags.Switch("json") ? ToJson(*record) + "\n" : to_text(*record));

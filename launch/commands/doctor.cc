@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,7 +10,6 @@
 #include "launch/job.h"
 #include "launch/validate.h"
 #include "launch/version.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
@@ -37,9 +35,7 @@ absl::Status CheckCorpus(const CommandLine& line, const RunSpec& run, Communicat
   const auto exists = Exists(*MakePosixFileSystem(), folder);
   const bool missing = run.data().folder().empty() || (exists.ok() && !*exists);
   absl::Status status = missing ? absl::OkStatus() : corpus.status();
-  if (corpus.ok()) {
-    status = corpus->CheckContent(hosts.RanksBefore(), hosts.RanksHere());
-  }
+  if (corpus.ok()) status = corpus->CheckContent(hosts.RanksBefore(), hosts.RanksHere());
   RETURN_IF_ERROR(AgreeOnStatus(world, WithExitCode(status, ExitCode::kData)));
   const std::string hash =
       missing ? "none" : absl::StrCat(corpus->content_hash(), " ", corpus->ChecksumsHash());

@@ -26,15 +26,6 @@ absl::Status CheckFlags(const ParsedFlags& flags) {
   return CheckSearchFlags(flags);
 }
 
-absl::Status CheckModel(const ParsedFlags& flags, const ModelSpec& model) {
-  for (const char* flag : {"spm", "output", "any-to-any"}) {  // for translations
-    if (flags.Given(flag)) {
-      RETURN_IF_ERROR(CheckTranslates(model, absl::StrCat("evaluate --", flag)));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
   const std::string& given = line.flags.Text("data");
   const std::string& folder = given.empty() ? run.data().folder() : given;
@@ -45,22 +36,17 @@ absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
   return corpus;
 }
 
-// Each rank takes a share of every direction's sentences.
-EvaluateShare ShareOf(Communicator& world) {
-  const auto gather =
-      [&world](
-          const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
-    RETURN_IF_ERROR(AgreeOnStatus(world, mine.status()));
-    return AllGatherText(world, *mine);
-  };
-  return {.part = world.rank(), .num_parts = world.size(), .gather = gather};
-}
-
 EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,
                           Communicator& world) {
   const auto path = [&](const char* flag) {
     const std::string& given = line.flags.Text(flag);
     return given.empty() ? given : ResolvePath(line, given);
+  };
+  const auto gather =
+      [&world](
+          const absl::StatusOr<std::string>& mine) -> absl::StatusOr<std::vector<std::string>> {
+    RETURN_IF_ERROR(AgreeOnStatus(world, mine.status()));
+    return AllGatherText(world, *mine);
   };
   return {.split = line.flags.Text("split"),
           .directions = line.flags.List("direction"),
@@ -75,15 +61,19 @@ EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, const Bat
           .mlm_probability = run.data().mlm_probability(),
           .decode = run.decode(),
           .limits = limits,
-          .share = ShareOf(world)};
+          .share = {.part = world.rank(), .num_parts = world.size(), .gather = gather}};
 }
 
 absl::Status EvaluateOnAllRanks(const CommandLine& line, Communicator& world) {
   RETURN_IF_ERROR(AgreeOnStatus(world, CheckFlags(line.flags)));
-  ASSIGN_OR_RETURN(const DecodingModel model,
-                   LoadDecodingModel(line, world, [&line](const RunSpec& run) {
-                     return CheckModel(line.flags, run.model());
-                   }));
+  const auto check = [&line](const RunSpec& run) -> absl::Status {
+    for (const char* flag : {"spm", "output", "any-to-any"}) {  // for translations
+      if (!line.flags.Given(flag)) continue;
+      RETURN_IF_ERROR(CheckTranslates(run.model(), absl::StrCat("evaluate --", flag)));
+    }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const DecodingModel model, LoadDecodingModel(line, world, check));
   const LoadedModel& loaded = *model.loaded;
   ASSIGN_OR_RETURN(const Corpus corpus, AgreeOn(world, OpenCorpus(line, model.run)));
   const Fact facts[] = {{"the corpus", corpus.content_hash()}};

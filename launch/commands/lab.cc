@@ -98,12 +98,9 @@ Command AuditCommand() {
       .spec = SpecUse::kRequired,
       .prints_data = true,
       .validate = ValidateForPlan,
-      .flags = {{.name = "sample",
-                 .kind = FlagKind::kInteger,
-                 .value = "ELEMENTS",
-                 .default_value = "1000000",
-                 .help = "Draw at most the first rows of a tensor that have so many elements.",
-                 .bounds = {.least = 1}},
+      .flags = {IntegerFlag("sample",
+                            "Draw at most the first rows of a tensor that have so many elements.",
+                            "1000000", {.least = 1}, "ELEMENTS"),
                 SwitchFlag("tensors",
                            "List every tensor: name, role, elements looked at, standard deviation "
                            "drawn and by theory, difference.")},
@@ -122,7 +119,6 @@ absl::Status RunAdminProfile(const CommandLine& line) {
     return BadFlag(absl::StrCat("model.residual: ", Residual_Name(run.model().residual()),
                                 ": must be ADMIN: no other scheme has a profile"));
   }
-  run.mutable_model()->mutable_scheme()->clear_admin_omega();
   ASSIGN_OR_RETURN(const Corpus corpus, OpenCorpus(line, run.data().folder()));
   run.mutable_model()->set_vocabulary_size(corpus.vocabulary().size());
   RETURN_IF_ERROR(ResolveDataSpec(corpus, run.mutable_data(), run.model().architecture()));

@@ -32,20 +32,17 @@ absl::StatusOr<std::vector<FoundModel>> Find(const CommandLine& line, int thread
   return all;
 }
 
-// Returns what a checkpoint is, whatever the host.
-std::string Identity(const FoundModel& found) {
-  Manifest manifest = found.manifest;
-  manifest.clear_run();  // its arithmetic is this host's
-  return absl::StrCat("step ", manifest.step(), "\n", manifest.DebugString());
-}
-
 absl::Status CheckSame(Communicator& world, std::span<const FoundModel> found, RunSpec run) {
   if (world.size() == 1) return absl::OkStatus();
   ComputeSpec compute = run.compute();
   compute.clear_threads_per_rank();
   run.clear_compute();
   std::string checkpoints;
-  for (const FoundModel& one : found) checkpoints += Identity(one);
+  for (const FoundModel& one : found) {
+    Manifest manifest = one.manifest;
+    manifest.clear_run();  // its arithmetic is this host's
+    absl::StrAppend(&checkpoints, "step ", manifest.step(), "\n", manifest.DebugString());
+  }
   const Fact facts[] = {{"the program file", ProgramFingerprint()},
                         {"compute", compute.ShortDebugString()},
                         {"RunSpec", run.DebugString()},

@@ -19,7 +19,6 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/heartbeat.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/doctor/diagnosis.h"
 #include "trainer/interop/interop.h"
 #include "trainer/trainer.h"
 
@@ -99,19 +98,15 @@ struct Request {
   StepRange traced;
 };
 
-// Refuses a time limit that is over, which a shell that outlived its job still has: the run would
-// save and stop at each start.
-absl::Status CheckDeadline() {
-  if (JobDeadline() > SecondsNow()) return absl::OkStatus();
-  return PreflightError(
-      "SLURM_JOB_END_TIME: the time limit of the job is over; where "
-      "there is no job any more, unset it");
-}
-
 absl::StatusOr<Request> ReadRequest(const CommandLine& line) {
   Request request;
   ASSIGN_OR_RETURN(request.run, LoadTrainConfig(line));
-  RETURN_IF_ERROR(CheckDeadline());
+  // A shell that outlived its job still has its limit: the run would save and stop at each start.
+  if (JobDeadline() <= SecondsNow()) {
+    return PreflightError(
+        "SLURM_JOB_END_TIME: the time limit of the job is over; where "
+        "there is no job any more, unset it");
+  }
   ASSIGN_OR_RETURN(request.traced, TracedSteps(line, request.run));
   return request;
 }
@@ -166,11 +161,6 @@ absl::Status TrainOnAllRanks(const CommandLine& line, Communicator& hosts) {
                log);
 }
 
-absl::Status RunTrain(const CommandLine& line) {
-  if (!line.flags.Given("text")) EndAtSignals();
-  return RunOnRanks(line, TrainOnAllRanks);
-}
-
 }  // namespace
 
 Command MakeTrainCommand() {
@@ -208,7 +198,10 @@ Command MakeTrainCommand() {
                 ChoiceFlag("progress", "auto|bar|lines", {"auto", "bar", "lines"},
                            "Show a bar that is redrawn, or lines; auto: a bar on a terminal.",
                            "auto")},
-      .run = RunTrain};
+      .run = [](const CommandLine& line) {
+        if (!line.flags.Given("text")) EndAtSignals();
+        return RunOnRanks(line, TrainOnAllRanks);
+      }};
   const std::vector<Flag> text = TextFlags();
   command.flags.insert(command.flags.begin(), text.begin(), text.end());
   return command;

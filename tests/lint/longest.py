@@ -33,8 +33,8 @@ EXCEPTIONS = {
     ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 721,
     ("lines of a .cc file", "parallel/comm/sockets.cc"): 652,
     ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 672,
-    ("lines of a .cc file", "trainer/bench/bench.cc"): 682,
-    ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 635,
+    ("lines of a .cc file", "trainer/bench/bench.cc"): 662,
+    ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 634,
 }
 TOTALS = {
     "lines of the product": 71744,

@@ -10,8 +10,6 @@
 #include <set>
 #include <span>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -68,6 +66,10 @@ constexpr int kGraphWarmUpSteps = 6;                     // which are also recor
 constexpr double kMaxLength = 1 << 20;                   // of a sentence in it
 constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
+absl::Status DataError(const std::string& text) {
+  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kData);
+}
+
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
 absl::StatusOr<std::vector<Microbatch>> MakeBatches(const BenchOptions& options,
                                                     const RunSpec& run) {
@@ -77,10 +79,8 @@ absl::StatusOr<std::vector<Microbatch>> MakeBatches(const BenchOptions& options,
     return pair.first > capacity.max_source_tokens() || pair.second > capacity.max_target_tokens();
   });
   if (lengths.empty()) {
-    return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(options.lengths_file, ": no pair of at most ",
-                                                capacity.max_target_tokens(), " tokens")),
-        ExitCode::kData);
+    return DataError(absl::StrCat(options.lengths_file, ": no pair of at most ",
+                                  capacity.max_target_tokens(), " tokens"));
   }
   const size_t distinct = lengths.size();
   while (lengths.size() < distinct * (capacity.max_target_tokens() / 250)) {
@@ -136,8 +136,8 @@ class Trainee {
 
 // The figures of the timed steps.
 struct Measured {
-  std::vector<double> seconds, rates, speeds;
-  std::vector<double> growth;  // of each step over the twin's, if there is one
+  std::vector<double> seconds, rates, speeds;  // of each step
+  std::vector<double> growth;                  // of each step over the twin's, if there is one
   int64_t peak_bytes = 0, peak_device_bytes = 0;
 };
 
@@ -256,17 +256,8 @@ void ForEachKernel(const Inventory& inventory, const std::function<void(const Ke
 }
 
 std::string NameOf(const std::string& label, ProductForm form) {
-  switch (form) {
-    case ProductForm::kForward:
-      return label + " forward";
-    case ProductForm::kInputGradient:
-      return label + " input gradient";
-    case ProductForm::kWeightGradient:
-      return label + " weight gradient";
-    case ProductForm::kNone:
-      break;
-  }
-  return label;
+  constexpr const char* kForms[] = {"", " forward", " input gradient", " weight gradient"};
+  return label + kForms[static_cast<size_t>(form)];
 }
 
 // The names of products by what a trace shows of them. Those of one form with weights of one shape
@@ -450,9 +441,7 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
   const auto text = ReadWholeFile(*MakePosixFileSystem(), file, kMaxLengthsBytes);
   google::protobuf::ListValue list;
   if (!text.ok() || !google::protobuf::util::JsonStringToMessage(*text, &list).ok()) {
-    return WithExitCode(
-        absl::NotFoundError(absl::StrCat(file, ": not a JSON list of [source, target]")),
-        ExitCode::kData);
+    return DataError(absl::StrCat(file, ": not a JSON list of [source, target]"));
   }
   std::vector<std::pair<int, int>> lengths;
   for (const auto& pair : list.values()) {
@@ -462,16 +451,13 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
       return number >= 1 && number <= kMaxLength && number == std::floor(number);
     };
     if (values.size() != 2 || !is_length(values[0]) || !is_length(values[1])) {
-      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": entry ", lengths.size(),
-                                                                  " is not [source, target]")),
-                          ExitCode::kData);
+      return DataError(absl::StrCat(file, ": entry ", lengths.size(), " is not [source, target]"));
     }
     lengths.emplace_back(static_cast<int>(values[0].number_value()),
                          static_cast<int>(values[1].number_value()));
   }
-  if (!lengths.empty()) return lengths;
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(file, ": an empty list")),
-                      ExitCode::kData);
+  if (lengths.empty()) return DataError(absl::StrCat(file, ": an empty list"));
+  return lengths;
 }
 
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size) {
@@ -522,9 +508,7 @@ absl::StatusOr<BenchRecord> BenchStep(const BenchOptions& options) {
   record.set_peak_device_bytes(measured.peak_device_bytes);
   record.set_seconds_per_step(Median(measured.seconds));
   record.set_recompute(Recompute_Name(options.recompute.level));
-  if (options.recompute.level == FULL) {
-    record.set_recompute_segment(options.recompute.segment);
-  }
+  if (options.recompute.level == FULL) record.set_recompute_segment(options.recompute.segment);
   record.set_recompute_share(Median(measured.growth));
   return record;
 }
@@ -632,21 +616,17 @@ absl::StatusOr<BenchRecord> BenchDecode(const BenchOptions& options) {
   ASSIGN_OR_RETURN(RunSpec run, RunOf(options));
   const int count = std::min(options.sentences, static_cast<int>(lengths.size()));
   lengths.resize(count);
-  for (const auto& [source, target] : lengths) {
-    if (std::max(source, target) >= run.model().max_positions()) {
-      return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                              options.lengths_file, ": ", std::max(source, target),
-                              " tokens, but the model takes ", run.model().max_positions())),
-                          ExitCode::kData);
-    }
-  }
-  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(run.compute()));
   DecodeSpec& decode = *run.mutable_decode();
   decode.set_beam_size(options.beam_size);
   decode.set_batch_tokens(options.batch_tokens);
   for (const auto& [source, target] : lengths) {
+    if (const int longer = std::max(source, target); longer >= run.model().max_positions()) {
+      return DataError(absl::StrCat(options.lengths_file, ": ", longer,
+                                    " tokens, but the model takes ", run.model().max_positions()));
+    }
     decode.set_max_tokens(std::max(decode.max_tokens(), target));
   }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Ops> ops, MakeOps(run.compute()));
   Transformer model(run.model(), DecodeCapacity(run.model(), decode, IsOnDevice(run)), *ops,
                     /*trainable=*/false);
   model.parameters().Initialize(run.seed());

@@ -189,36 +189,30 @@ class Diagnosis {
   DoctorReport& report_;
 };
 
-// Lines whose columns are as wide as their widest word.
-class Columns {
- public:
-  void Row(std::vector<std::string> words) { rows_.push_back(std::move(words)); }
-  std::string Text() const {
-    std::vector<size_t> widths;
-    for (const auto& row : rows_) {
-      widths.resize(std::max(widths.size(), row.size()));
-      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-    }
-    std::string text;
-    for (const auto& row : rows_) {
-      std::string line;
-      for (size_t i = 0; i < row.size(); ++i) {
-        line += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
-      }
-      line.resize(line.find_last_not_of(' ') + 1);
-      absl::StrAppend(&text, line, "\n");
-    }
-    return text;
-  }
+using Rows = std::vector<std::vector<std::string>>;
 
- private:
-  std::vector<std::vector<std::string>> rows_;
-};
+// Returns lines whose columns are as wide as their widest word.
+std::string TableText(const Rows& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
 
 std::string RankTable(const DoctorReport& report) {
-  Columns table;
-  table.Row({"rank", "host", "cores", "memory", "device", "products", "copies (read + written)",
-             "clock", "free", "fsync"});
+  Rows table = {{"rank", "host", "cores", "memory", "device", "products", "copies (read + written)",
+                 "clock", "free", "fsync"}};
   for (const DoctorRank& r : report.ranks()) {
     const bool gpu = r.device_memory_bytes() > 0;
     const std::string device =
@@ -227,12 +221,12 @@ std::string RankTable(const DoctorReport& report) {
     const bool all_cores = r.cores() >= r.host_cores();
     const std::string cores =
         all_cores ? absl::StrCat(r.cores()) : absl::StrCat(r.cores(), " of ", r.host_cores());
-    table.Row({absl::StrCat(r.rank()), r.host(), cores, ByteText(r.memory_bytes()), device,
-               Flops(r.product_flops()), Rate(r.memory_bytes_per_second()),
-               Seconds(r.clock_offset_seconds()), ByteText(r.free_bytes()),
-               Seconds(r.sync_seconds())});
+    table.push_back({absl::StrCat(r.rank()), r.host(), cores, ByteText(r.memory_bytes()), device,
+                     Flops(r.product_flops()), Rate(r.memory_bytes_per_second()),
+                     Seconds(r.clock_offset_seconds()), ByteText(r.free_bytes()),
+                     Seconds(r.sync_seconds())});
   }
-  return table.Text();
+  return TableText(table);
 }
 
 std::string Versions(const DoctorRank& first) {
@@ -245,25 +239,24 @@ std::string Versions(const DoctorRank& first) {
 
 std::string LinkTable(const DoctorReport& report) {
   if (report.links().empty()) return "";
-  Columns table;
-  table.Row({"link", "", "latency", "rate"});
+  Rows table = {{"link", "", "latency", "rate"}};
   for (const DoctorLink& link : report.links()) {
-    table.Row({absl::StrCat(link.from(), " -> ", link.to()),
-               link.between_hosts() ? "between hosts" : "inside a host",
-               Seconds(link.latency_seconds()), Rate(link.bytes_per_second())});
+    table.push_back({absl::StrCat(link.from(), " -> ", link.to()),
+                     link.between_hosts() ? "between hosts" : "inside a host",
+                     Seconds(link.latency_seconds()), Rate(link.bytes_per_second())});
   }
-  return "\n" + table.Text();
+  return "\n" + TableText(table);
 }
 
 std::string CheckTable(const DoctorReport& report) {
   if (report.checks().empty()) return "";
-  Columns table;
-  table.Row({"check", "error", "limit", "rank"});
+  Rows table = {{"check", "error", "limit", "rank"}};
   for (const DoctorCheck& check : report.checks()) {
-    table.Row({check.name(), check.failure().empty() ? absl::StrFormat("%.2g", check.error()) : "-",
-               absl::StrFormat("%.2g", check.limit()), absl::StrCat(check.rank())});
+    table.push_back({check.name(),
+                     check.failure().empty() ? absl::StrFormat("%.2g", check.error()) : "-",
+                     absl::StrFormat("%.2g", check.limit()), absl::StrCat(check.rank())});
   }
-  return "\n" + table.Text();
+  return "\n" + TableText(table);
 }
 
 }  // namespace

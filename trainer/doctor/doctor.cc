@@ -79,9 +79,14 @@ class Doctor {
     const double start = SecondsNow();
     DescribeRank();
     RETURN_IF_ERROR(Gather());
-    if (SameBuilds()) {
+    const bool same_builds = absl::c_all_of(report_.ranks(), [&](const DoctorRank& rank) {
+      return rank.build() == mine_.build() && rank.program() == mine_.program();
+    });
+    if (same_builds) {
       RETURN_IF_ERROR(CompareRuns());
-      if (SameRuns()) RETURN_IF_ERROR(MeasureAndCheck());
+      const bool same_runs = absl::c_all_of(
+          report_.ranks(), [](const DoctorRank& rank) { return rank.run_difference().empty(); });
+      if (same_runs) RETURN_IF_ERROR(MeasureAndCheck());
     }
     if (mine_.device_memory_bytes() > 0) {
       RETURN_IF_ERROR(CatchErrors([] {
@@ -139,12 +144,6 @@ class Doctor {
     return hosts;
   }
 
-  bool SameBuilds() const {
-    return absl::c_all_of(report_.ranks(), [&](const DoctorRank& rank) {
-      return rank.build() == mine_.build() && rank.program() == mine_.program();
-    });
-  }
-
   // Every rank compares its run with rank 0's. Collective.
   absl::Status CompareRuns() {
     RunSpec first = run_;
@@ -161,11 +160,6 @@ class Doctor {
           absl::StrReplaceAll(absl::StripSuffix(difference, "\n"), {{"\n", "; "}}));
     }
     return Gather();
-  }
-
-  bool SameRuns() const {
-    return absl::c_all_of(report_.ranks(),
-                          [](const DoctorRank& rank) { return rank.run_difference().empty(); });
   }
 
   absl::Status MeasureAndCheck() {
@@ -245,16 +239,15 @@ class Doctor {
     const absl::Status mine = ops_ != nullptr ? absl::OkStatus() : absl::UnavailableError("");
     all_compute_ = AgreeOnStatus(world_, mine).ok();
     if (!all_compute_) return absl::OkStatus();
-    Rates rates;
     RETURN_IF_ERROR(CatchErrors(
-        [&] {
-          rates =
-              MeasureRates(*ops_, mine_.device_memory_bytes(), [&] { return world_.Barrier(); });
-          return rates.status;
+        [&]() -> absl::Status {
+          ASSIGN_OR_RETURN(const Rates rates, MeasureRates(*ops_, mine_.device_memory_bytes(),
+                                                           [&] { return world_.Barrier(); }));
+          mine_.set_product_flops(rates.product_flops);
+          mine_.set_memory_bytes_per_second(rates.copied_bytes);
+          return absl::OkStatus();
         },
         {.ops = ops_.get()}));
-    mine_.set_product_flops(rates.product_flops);
-    mine_.set_memory_bytes_per_second(rates.copied_bytes);
     ops_ = nullptr;
     CheckOperations();
     return absl::OkStatus();

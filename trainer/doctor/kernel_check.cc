@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/clock.h"
+#include "parallel/base/status_macros.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/native/adam.h"
@@ -135,20 +136,14 @@ class Bench {
   std::vector<Tensor> results_;
 };
 
-struct Operation {
-  const char* name;  // of the functions of ops.h
-  void (*run)(Bench& b);
-};
-
-std::unique_ptr<Weight> MakeWeight(Bench& b, const Tensor& master) {
-  auto weight = b.ops().MakeWeight(master, /*backward=*/true);
+std::unique_ptr<Weight> MakeWeight(Bench& b, int64_t rows) {
+  auto weight = b.ops().MakeWeight(b.Residual({rows, kWidth}, 1), /*backward=*/true);
   b.ops().Refresh(*weight);
   return weight;
 }
 
 void RunLinear(Bench& b) {
-  const Tensor master = b.Residual({kInner, kWidth}, 1);
-  const auto weight = MakeWeight(b, master);
+  const auto weight = MakeWeight(b, kInner);
   const Tensor x = b.Operand({kRoom, kWidth}, 2), bias = b.Residual({kInner}, 3);
   const Tensor y = b.Operand({kRoom, kInner}, 0), wide = b.Residual({kRoom, kInner}, 0);
   b.ops().Linear({b.n(), x, weight.get(), bias, /*relu=*/true, y});
@@ -157,8 +152,7 @@ void RunLinear(Bench& b) {
 }
 
 void RunLinearBackwardInput(Bench& b) {
-  const Tensor master = b.Residual({kInner, kWidth}, 1);
-  const auto weight = MakeWeight(b, master);
+  const auto weight = MakeWeight(b, kInner);
   const Tensor dy = b.Operand({kRoom, kInner}, 2), output = b.Operand({kRoom, kWidth}, 3);
   const Tensor dx = b.Operand({kRoom, kWidth}, 0), sum = b.Residual({kRoom, kWidth}, 4);
   b.ops().LinearBackwardInput({b.n(), dy, weight.get(), output, /*accumulate=*/false, dx});
@@ -354,8 +348,7 @@ void RunEmbed(Bench& b) {
 }
 
 void RunCrossEntropy(Bench& b) {
-  const Tensor master = b.Residual({kVocabulary, kWidth}, 1);
-  const auto weight = MakeWeight(b, master);
+  const auto weight = MakeWeight(b, kVocabulary);
   const Tensor dhidden = b.Residual({kRoom, kWidth}, 0);
   const Tensor dweight = b.Residual({kVocabulary, kWidth}, 3);
   LossSums sums;
@@ -461,6 +454,11 @@ void RunAddScaled(Bench& b) {
   b.GiveRows({y, dx});
   b.Give({dfactor});
 }
+
+struct Operation {
+  const char* name;  // of the functions of ops.h
+  void (*run)(Bench& b);
+};
 
 constexpr Operation kOperations[] = {
     {"Linear", RunLinear},
@@ -598,7 +596,8 @@ std::vector<DoctorCheck> CompareAttention(const AttentionResults& flash,
   return checks;
 }
 
-Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::Status()>& barrier) {
+absl::StatusOr<Rates> MeasureRates(Ops& ops, int64_t free_gpu_bytes,
+                                   const std::function<absl::Status()>& barrier) {
   constexpr int64_t kLargest = 8192, kColumns = 1024;
   const int64_t max_rows = MaxRows(kColumns, free_gpu_bytes);
   Rates rates;
@@ -616,7 +615,7 @@ Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::S
     x.copy_(at::randn({size, size}).to(x.scalar_type()));
     master.copy_(at::randn({size, size}).to(master.scalar_type()));
     ops.Refresh(*weight);
-    rates.status = barrier();
+    RETURN_IF_ERROR(barrier());
     rates.product_flops = 2.0 * std::pow(static_cast<double>(size), 3) * CallsPerSecond(ops, call);
     break;
   }
@@ -625,7 +624,7 @@ Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::S
     const Tensor y = at::zeros({rows, kColumns}, ops.ResidualOptions());
     const auto call = [&] { ops.Copy(rows, x, y); };
     if (SecondsOf(ops, call) < kSecondsPerCall && 2 * rows <= max_rows) continue;
-    if (rates.status.ok()) rates.status = barrier();
+    RETURN_IF_ERROR(barrier());
     rates.copied_bytes = 2.0 * static_cast<double>(rows * kColumns * 4) * CallsPerSecond(ops, call);
     break;
   }

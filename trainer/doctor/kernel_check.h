@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include <ATen/core/Tensor.h>
 
 #include "proto/doctor.pb.h"
@@ -31,11 +31,11 @@ std::vector<DoctorCheck> CompareAttention(const AttentionResults& flash,
 struct Rates {
   double product_flops = 0.0;  // FLOP a second of Linear
   double copied_bytes = 0.0;   // bytes a second that Copy reads and writes
-  absl::Status status;         // of the barriers
 };
 
 // Measures for some tenths of a second each, after a `barrier`. Sizes grow until one call takes
 // long enough, or is as large as a step's, or takes much of `free_gpu_bytes`, 0 on a CPU.
-Rates MeasureRates(Ops& ops, int64_t free_gpu_bytes, const std::function<absl::Status()>& barrier);
+absl::StatusOr<Rates> MeasureRates(Ops& ops, int64_t free_gpu_bytes,
+                                   const std::function<absl::Status()>& barrier);
 
 }  // namespace deepnet
