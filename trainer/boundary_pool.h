@@ -13,7 +13,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/plan/stage_messages.h"
+#include "parallel/plan/inventory.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {

@@ -20,9 +20,9 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/stage.h"
+#include "parallel/plan/inventory.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/shard.h"
-#include "parallel/plan/stage_messages.h"
 #include "trainer/boundary_pool.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/model/pass.h"

@@ -19,7 +19,6 @@
 #include "parallel/plan/planner_text.h"
 #include "parallel/plan/roofline.h"
 #include "parallel/plan/schedule.h"
-#include "parallel/plan/schedule_drawing.h"
 #include "trainer/named_files.h"
 #include "trainer/optim/learning_rate.h"
 

@@ -1,9 +1,4 @@
 // Interprets a Schedule: the loop at the heart of a training step.
-//
-// Example, four ranks:
-//   ASSIGN_OR_RETURN(const Schedule schedule, WithTransfers(compute_only, placement));
-//   RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, pipeline_comm,
-//                               {.comm_timeout = CommTimeout(run.parallel(), step == 0)}));
 #pragma once
 
 #include <functional>
@@ -24,10 +19,8 @@
 namespace deepnet {
 
 struct ExecutorOptions {
-  // A receive is posted when what needs it, or a later message of its sender, is this many
-  // computing actions ahead, or nearer (>= 0; message_order.h), and this rank has taken all actions
-  // on which the data depend. More hides longer messages and needs more memory; the planner counts
-  // kLookAhead.
+  // Computing actions by which receives are posted ahead (message_order.h). More hides longer
+  // messages and needs more memory; the planner counts kLookAhead.
   int look_ahead = kLookAhead;
   absl::Duration comm_timeout = absl::Seconds(300);  // longest wait for one message (CommTimeout)
   RankTrace* trace = nullptr;      // what happened is added to it; null: nothing is recorded
@@ -41,16 +34,12 @@ struct ExecutorOptions {
 // pipeline. `schedule` has its transfers and has passed CheckSchedule with `placement`; one rank
 // alone needs none.
 //
-// A receive offers its memory look_ahead computing actions early and is waited for by the action
-// that needs its data; a send runs in the background and never holds its rank up. Its memory is
-// released as soon as it is seen to be gone, between two actions. Lanes are in order
-// (message_order.h), so the communicator need not know tags. All messages are finished when this
-// returns OK. So a rank waits for data only, as Simulate assumes, and for ever only if
-// CheckSchedule would have said so. parallel/plan/boundary_bytes.h says how much memory messages
-// take at once.
+// A receive is waited for by the action that needs its data; a send runs in the background, and its
+// memory is released as soon as it is seen to be gone, between two actions. So a rank waits for
+// data only, as Simulate assumes. Lanes are in order (message_order.h), so the communicator need
+// not know tags. All messages are finished when this returns OK.
 //
-// A boundary is sent as one message per tensor, with MessageTag. On one rank there are no messages
-// and nothing is spent on them.
+// A boundary is sent as one message per tensor, with MessageTag.
 //
 // Any error ends the whole job: it is reported, then comm.Abort is called with its exit code. Where
 // that returns (ranks are threads), or there is one rank only, the Status comes back with rank and
@@ -68,9 +57,8 @@ absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, S
 inline constexpr int kMaxTensors = 4;
 
 // Returns the tag of tensor `tensor` (its place in Stage::Buffers) over the cut before chunk `cut`
-// >= 1: ((cut - 1) * 2 + (backward ? 1 : 0)) * kMaxTensors + tensor. It names no microbatch, since
-// messages with one tag stay in order. 4,095 cuts fit below Communicator::kNumTags. The pipeline's
-// communicator carries nothing else while a schedule runs.
+// >= 1. It names no microbatch, since messages with one tag stay in order. 4,095 cuts fit below
+// Communicator::kNumTags. The pipeline's communicator carries nothing else while a schedule runs.
 int MessageTag(int cut, bool backward, int tensor);
 
 // The way of a transfer: which cut, which rank, which of the stage's buffers.
@@ -87,9 +75,8 @@ struct Route {
 // InvalidArgument if `transfer` is not between two ranks.
 absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement);
 
-// Returns two lines that show where rank `rank` and its peer stand in the schedule: some actions
-// around `reason`, which is marked [like this], and around the peer's side of `transfer`, marked
-// <like this>.
+// Returns two lines that show where rank `rank` and its peer stand in the schedule: actions around
+// `reason`, marked [like this], and around the peer's side of `transfer`, marked <like this>.
 std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
                          const Action& transfer);
 

@@ -93,17 +93,17 @@ absl::StatusOr<Rehearsal> Expect(const RehearsalJob& job, const RehearsalOptions
 double ExchangeJob::ReduceSeconds(int chunk, int stage) const {
   const StageExchange& all = stages[stage];
   if (all.gradient_bytes == 0) return 0.0;
-  return all.seconds.reduce * static_cast<double>(gradient_bytes[chunk]) /
+  return all.reduce_seconds * static_cast<double>(gradient_bytes[chunk]) /
          static_cast<double>(all.gradient_bytes);
 }
 
 double StepSeconds(const ExchangeJob& job, const Simulation& pipeline) {
   double all_here = pipeline.makespan, longest_end = 0.0;
   for (size_t stage = 0; stage < job.stages.size(); ++stage) {
-    const Exchange& seconds = job.stages[stage].seconds;
-    all_here = std::max(
-        all_here, ReducedAt(job, pipeline.timeline[stage], static_cast<int>(stage)) + seconds.tied);
-    longest_end = std::max(longest_end, job.stages[stage].update_seconds + seconds.gather);
+    const StageExchange& own = job.stages[stage];
+    const double reduced = ReducedAt(job, pipeline.timeline[stage], static_cast<int>(stage));
+    all_here = std::max(all_here, reduced + own.tied_seconds);
+    longest_end = std::max(longest_end, own.update_seconds + own.gather_seconds);
   }
   return all_here + longest_end;
 }
@@ -214,7 +214,7 @@ absl::Status RehearsedExchange::Finish() {
     }));
   }
   if (num_tied_stages_ > 1) {
-    RETURN_IF_ERROR(RunPhase(TraceKind::kTied, own.seconds.tied, own.foreign_bytes,
+    RETURN_IF_ERROR(RunPhase(TraceKind::kTied, own.tied_seconds, own.foreign_bytes,
                              [&] { return ExchangeTied(); }));
   }
   double square = 1.0;
@@ -226,7 +226,7 @@ absl::Status RehearsedExchange::Finish() {
                              [] { return absl::OkStatus(); }));
   }
   if (job_.replicas == 1) return absl::OkStatus();
-  return RunPhase(TraceKind::kGather, own.seconds.gather, own.weight_bytes,
+  return RunPhase(TraceKind::kGather, own.gather_seconds, own.weight_bytes,
                   [&] { return ExchangeShares(own.weight_bytes); });
 }
 

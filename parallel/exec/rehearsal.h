@@ -1,7 +1,6 @@
 // A rehearsed training step: the real schedule, executor, communicator and data, stages that wait
 // instead of computing (TimedStage), real exchanges that take as long as the planner says
-// (RehearsedExchange), and the outcome beside the simulator's. Because a waiting rank needs no
-// core, 64 ranks can be timed on two.
+// (RehearsedExchange), and the outcome beside the simulator's (docs/design/rehearsal.md).
 #pragma once
 
 #include <cstdint>
@@ -22,41 +21,31 @@
 #include "parallel/exec/pipeline_executor.h"
 #include "parallel/exec/stage.h"
 #include "parallel/exec/trace.h"
+#include "parallel/plan/inventory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
-#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 
 // The end of a step: what the replicas and stages of a job exchange after a rank's last backward
-// passes, in the order of the trainer (docs/design/sharding.md):
-//
-//   reduce  gradients between replicas, chunk by chunk, beside what is still computed
-//   tied    gradients of tied tensors between the stages that use them
-//   norm    one number of every rank: nobody continues before all are here
-//   update  the optimizer's, of the rank's share
-//   gather  updated weights between replicas
+// passes, as the trainer does (docs/design/sharding.md), in the order of TraceKind.
 struct ExchangeJob {
   int replicas = 1;
   std::vector<StageExchange> stages;    // [stage]
   std::vector<int64_t> gradient_bytes;  // [chunk]
 
-  // Returns the seconds for which reducing the gradient of `chunk`, which is of `stage`, keeps the
-  // rank's link busy.
+  // Returns the seconds for which reducing `chunk`'s gradient keeps the link of `stage` busy.
   double ReduceSeconds(int chunk, int stage) const;
 };
 
-// Returns the seconds from the start of a step to its end, by the rules that RehearsedExchange
-// follows, on the timeline of one replica: reducing a chunk begins with the pass that completes its
-// gradient and keeps one link busy; everybody waits for the slowest stage before weights are
-// updated.
+// Returns the seconds of a step, as RehearsedExchange takes them, on the timeline of one replica.
 double StepSeconds(const ExchangeJob& job, const Simulation& pipeline);
 
 struct RehearsalJob {
-  // With transfers. One, of every replica, or where their numbers of microbatches differ one for
-  // each, [replica], of which the first has most.
+  // With transfers. One, or where replicas have different numbers of microbatches one for each, of
+  // which the first has most.
   std::vector<Schedule> schedules;
   Placement placement;
   std::vector<ChunkCost> costs;               // [chunk], seconds
@@ -85,17 +74,14 @@ struct RehearsalOptions {
 //
 // An action ends at a deadline, which is its beginning plus its cost; what a late wake-up took is
 // subtracted from the next action, unless the rank waited for a message in between: a delay of the
-// host's clock and threads is no delay of the machine that is played. Everything else counts, the
-// work of executor and communicator included.
+// host's clock and threads is no delay of the machine that is played.
 class TimedStage final : public Stage {
  public:
-  // Told of the last weight gradient of each chunk in a step, with the time (SecondsNow) at which
-  // that pass began.
+  // Told of the last weight gradient of each chunk in a step, which began at `began` (SecondsNow).
   using GradientDone = std::function<absl::Status(int chunk, double began)>;
 
-  // `job` and `options` outlive the stage. Of `job` it reads costs and stage messages, of `options`
-  // scale, limit and the trace that the executor writes, whose waits it looks for.
-  // `num_microbatches` of a step are needed for `gradient_done` only.
+  // `job` and `options` outlive the stage. It looks for waits in the trace that the executor
+  // writes. `num_microbatches` of a step are needed for `gradient_done` only.
   TimedStage(const RehearsalJob& job, const RehearsalOptions& options, int num_microbatches = 0,
              GradientDone gradient_done = {});
 
@@ -114,8 +100,7 @@ class TimedStage final : public Stage {
   std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
   void Release(Boundary boundary, int chunk, int microbatch) override;
 
-  // Returns how late the host woke this rank after an action's time was up: seconds, averaged over
-  // all actions so far.
+  // Returns by how many seconds the host woke this rank late, averaged over all actions so far.
   double MeanLateness() const { return worked_ == 0 ? 0.0 : lateness_ / worked_; }
 
  private:
@@ -182,15 +167,13 @@ class RehearsedExchange {
 
 struct Rehearsal {
   Simulation planned;           // the pipeline as it is planned
-  Simulation simulated;         // the expected outcome: messages of the size that was sent, which
-                                // take their time unscaled while costs are scaled
+  Simulation simulated;         // the expected outcome: messages as they are sent, unscaled
   double simulated_step = 0.0;  // seconds: `simulated` and what follows it (StepSeconds)
   double time_scale = 0.0;
   // Seconds of cost: what was measured over time_scale.
   double makespan = 0.0;               // of the slowest replica's pipeline
   double step = 0.0;                   // exchanges included, data not
-  double bubble = 0.0;                 // 1 - busy / (ranks * makespan), busy as the costs of the
-                                       // first replica say
+  double bubble = 0.0;                 // 1 - busy / (ranks * makespan), busy by costs
   double exposed_communication = 0.0;  // share of ranks * makespan (trace.h)
   // Seconds of the host.
   std::vector<double> data_waits;  // [step] of the rank that waited longest; empty without `fetch`
@@ -205,8 +188,7 @@ double MakeTimeScale(const Simulation& planned, int replicas = 1);
 // Collective over `world`, rank = replica * stages + stage; the same outcome on every rank. Each
 // step: data, a barrier, schedule, exchanges. The fastest step counts because whatever else the
 // host does only adds. Asks the system to wake the calling thread as punctually as it can, for
-// good. Errors are RunSchedule's, Simulate's, fetch's and the communicator's; InvalidArgument if
-// the world has another number of ranks than the job.
+// good. InvalidArgument if the world has another number of ranks than the job.
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
                                        Communicator& world);
 

@@ -1,8 +1,8 @@
 // A Stage is one rank's part of the model for one optimizer step. parallel/ calls it and trainer/
 // implements it, against the direction of includes.
 //
-// A stage owns one or more chunks (contiguous layers of the Inventory), their weights, their
-// gradient accumulators and the step's microbatches. The executor decides when; the stage, what.
+// A stage owns one or more chunks, their weights, their gradient accumulators and the step's
+// microbatches. The executor decides when; the stage, what.
 //
 // Contract:
 //   - Every chunk sees each microbatch of the step once in Forward, then once in Backward, or once
@@ -10,13 +10,12 @@
 //     chunk come in ascending microbatch order, and so do its weight gradients (Backward,
 //     BackwardWeight), so a stage may add as they arrive: the sum is a left fold over microbatches.
 //   - Forward keeps what Backward needs; Backward (or BackwardWeight) releases it. All may add to
-//     the stage's gradient accumulators (the output layer does so in Forward); none changes
-//     weights.
+//     gradient accumulators (the output layer does so in Forward); none changes weights.
 //   - An error ends the step; the stage can then only be reset by its owner or destroyed.
 //   - Inputs of the first chunk and labels of the last are the stage's own business, and so is what
 //     passes between two of its own chunks. What crosses a cut to another rank lies in buffers that
-//     the stage owns; their number and sizes never change (parallel/plan/stage_messages.h), so
-//     nothing is said about shapes on the way:
+//     the stage owns; their number and sizes never change (StageMessages), so nothing is said about
+//     shapes on the way:
 //
 //       Buffers(kInput, c, m)            received before   Forward(c, m), which ends their life
 //       Buffers(kOutput, c, m)           filled by         Forward(c, m); live until Release
@@ -24,11 +23,10 @@
 //       Buffers(kInputGradient, c, m)    filled by         Backward or BackwardInput; until Release
 //
 //     Buffers may be called several times and always names the same memory until its life ends.
-//     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), in the order in
-//     which their sender makes them, and sent ones live until the peer has taken them, so several
-//     microbatches have memory at once (parallel/plan/boundary_bytes.h); none before the stage
-//     has taken the actions on which its contents depend: kOutputGradient never before
-//     Forward(c, m) is done. The order of tensors is that of the StageMessages on both sides.
+//     Received ones are asked for some actions ahead (ExecutorOptions::look_ahead), so several
+//     microbatches have memory at once (parallel/plan/boundary_bytes.h), but never before the stage
+//     has taken the actions on which their contents depend. The order of tensors is that of the
+//     StageMessages on both sides.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,5 @@
 // Traces of what the ranks of a job did and when: recorded by the executor and what is around it,
 // drawn by a browser (chrome://tracing, ui.perfetto.dev), summed up in three figures.
-//
-// Example:
-//   RankTrace mine;
-//   RETURN_IF_ERROR(RunSchedule(schedule, placement, stage, comm, {.trace = &mine}));
-//   ASSIGN_OR_RETURN(const auto traces, GatherTraces(comm, mine));
-//   if (comm.rank() == 0) RETURN_IF_ERROR(ReplaceFile(fs, "trace.json", ChromeTrace(traces)));
 #pragma once
 
 #include <cstdint>
@@ -69,9 +63,6 @@ struct RankTrace {
 
 // An event that is under way: it is added to a trace when it ends. Builds for CUDA show it to
 // profilers as an NVTX range too, also without a trace.
-//
-// Example:
-//   const TraceSpan span(trace, {.kind = TraceKind::kUpdate});
 class TraceSpan {
  public:
   TraceSpan() = default;  // nothing
@@ -93,30 +84,25 @@ class TraceSpan {
 };
 
 struct TraceFigures {
-  double makespan = 0.0;               // seconds from the first start of any rank to the last end
-                                       // of the schedule of any
+  double makespan = 0.0;               // seconds from the first start to the schedule's last end
   double step = 0.0;                   // to the last end of all
   double bubble = 0.0;                 // 1 - computing / (ranks * makespan)
   double waiting = 0.0;                // share of ranks * makespan spent in kWait
-  double exposed_communication = 0.0;  // the part of `waiting` in which the awaited data were made
-                                       // already, and on their way
+  double exposed_communication = 0.0;  // the part of `waiting` for data that were made already
 };
 
 // Sums up the traces. They are of all ranks of one or several replicas of a pipeline of `stages`
 // ranks (0: of one), rank = replica * stages + stage, on one clock.
 TraceFigures Measure(std::span<const RankTrace> traces, int stages = 0);
 
-// Returns the name of an event of `trace`.
 std::string EventName(const TraceEvent& event, const RankTrace& trace);
 
-// Returns JSON in the Trace Event Format: one process a rank, with one line for what it does, one
-// for waiting, one for its GPU and one for the writing of checkpoints; and one bar for each message
-// and each sum. Times are microseconds from the first start of any rank.
+// Returns JSON in the Trace Event Format, a process for each rank (docs/design/tracing.md). Times
+// are microseconds from the first start of any rank.
 std::string ChromeTrace(std::span<const RankTrace> traces);
 
 // Collective, blocking. Returns everybody's trace, in rank order, with times moved to rank 0's
-// clock (ClockOffsets in parallel/comm/links.h): on rank 0, where others get empty ones, or on all
-// ranks.
+// clock (ClockOffsets): on rank 0, where others get empty ones, or on all ranks.
 absl::StatusOr<std::vector<RankTrace>> GatherTraces(Communicator& comm, const RankTrace& mine);
 absl::StatusOr<std::vector<RankTrace>> AllGatherTraces(Communicator& comm, const RankTrace& mine);
 

@@ -5,7 +5,7 @@
 #include "parallel/plan/boundary_bytes.h"
 
 #include <algorithm>
-#include <tuple>
+#include <compare>
 
 #include "absl/algorithm/container.h"
 
@@ -13,8 +13,6 @@
 
 namespace deepnet {
 namespace {
-
-constexpr int64_t kFloatBytes = 4;
 
 // A buffer. Those that share one shape and type have a pool. A stack has two: of float32 streams
 // and gradients of its rows, and of side inputs as they are read.
@@ -35,9 +33,7 @@ struct Change {
   Phase phase = kHandOver;
   int64_t bytes = 0;  // that are in use from now on; < 0: not any more
 
-  friend bool operator<(const Change& a, const Change& b) {
-    return std::tie(a.time, a.phase, a.bytes) < std::tie(b.time, b.phase, b.bytes);
-  }
+  friend auto operator<=>(const Change&, const Change&) = default;
 };
 
 // When a rank took a pass, and where its result goes to another rank, when that needs memory.
@@ -50,15 +46,14 @@ struct Pass {
 class Sweep {
  public:
   Sweep(const CutModel& model, const SimulatedStep& step)
-      : inventory_(model.inventory),
-        placement_(model.placement),
-        simulation_(step.simulation),
+      : model_(model),
+        step_(step),
         num_microbatches_(NumMicrobatches(step.schedule)),
-        forward_(static_cast<size_t>(placement_.NumChunks()) * num_microbatches_),
+        forward_(static_cast<size_t>(model.placement.NumChunks()) * num_microbatches_),
         backward_(forward_.size()),
-        changes_(placement_.NumRanks(),
-                 std::vector<std::vector<Change>>(2 * inventory_.stacks.size())) {
-    for (const std::vector<TimedAction>& actions : simulation_.timeline) {
+        changes_(model.placement.NumRanks(),
+                 std::vector<std::vector<Change>>(2 * model.inventory.stacks.size())) {
+    for (const std::vector<TimedAction>& actions : step.simulation.timeline) {
       for (const auto& [action, start, end] : actions) {
         const auto& [op, chunk, mb] = action;
         if (op == Op::kForward) Forward(chunk, mb) = {start, end};
@@ -68,22 +63,23 @@ class Sweep {
   }
 
   // Follows the messages of every lane, one after the other, before AddCut.
-  void AddPassages(std::span<const StageMessages> messages, const SimulatedStep& step) {
-    const Schedule schedule = WithSends(step.schedule, placement_);
-    for (int to = 0; to < placement_.NumRanks(); ++to) {
+  void AddPassages() {
+    const Placement& placement = model_.placement;
+    const Schedule schedule = WithSends(step_.schedule, placement);
+    for (int to = 0; to < placement.NumRanks(); ++to) {
       int from = -1;
       double lane_free_at = 0;
-      for (const LaneMessage& message : MessagesTo(to, schedule, placement_, kLookAhead)) {
+      for (const LaneMessage& message : MessagesTo(to, schedule, placement, kLookAhead)) {
         if (message.from != from) lane_free_at = 0;
         from = message.from;
         const auto& [op, chunk, mb] = message.send;
         const bool forward = op == Op::kSendForward;
-        const Link& link = step.network.Between(from, to);
+        const Link& link = step_.network.Between(from, to);
         Pass& pass = forward ? Forward(chunk, mb) : Backward(chunk, mb);
         pass.offered = EndOf(to, message.posted_behind);
         lane_free_at = std::max({lane_free_at, pass.offered, EndOf(from, message.sent_behind)}) +
-                       static_cast<double>(forward ? BytesOf(messages[chunk + 1].forward)
-                                                   : BytesOf(messages[chunk].backward)) /
+                       static_cast<double>(forward ? BytesOf(model_.messages[chunk + 1].forward)
+                                                   : BytesOf(model_.messages[chunk].backward)) /
                            link.bytes_per_second;
         pass.gone = SeenAt(from, lane_free_at + link.latency_seconds);
       }
@@ -91,12 +87,12 @@ class Sweep {
   }
 
   // Adds what begins inside a chunk: streams; the gradient of a side input behind its last reader;
-  // with `keeps_side_inputs`, whose elements have `operand_bytes`, those that the chunk makes.
-  void AddInside(int chunk, LayerSpan layers, bool keeps_side_inputs, int64_t operand_bytes) {
-    const int last = static_cast<int>(inventory_.layers.size()) - 1;
-    for (int l = layers.first; l < std::min(layers.end, last); ++l) {
-      const Layer& layer = inventory_.layers[l];
-      const Layer& next = inventory_.layers[l + 1];
+  // with `keeps_side_inputs` those that the chunk makes.
+  void AddInside(int chunk, int first, bool keeps_side_inputs) {
+    const std::vector<Layer>& layers = model_.inventory.layers;
+    const int last = static_cast<int>(layers.size()) - 1;
+    for (int l = first; l < std::min(model_.chunk_ends[chunk], last); ++l) {
+      const Layer &layer = layers[l], &next = layers[l + 1];
       const BoundaryTensor *stream = InputNamed(next, kHidden), *made = SideInput(next);
       const BoundaryTensor* side = SideInput(layer);
       const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
@@ -107,7 +103,8 @@ class Sweep {
           HoldOver(chunk, Stream(*side), backward, backward);
         }
         if (made != nullptr && side == nullptr && keeps_side_inputs) {
-          HoldOver(chunk, Side(*made, ElementsOf(*made) * operand_bytes), forward, backward);
+          const int64_t bytes = ElementsOf(*made) * model_.operand_bytes;
+          HoldOver(chunk, Side(*made, bytes), forward, backward);
         }
       }
     }
@@ -115,15 +112,15 @@ class Sweep {
 
   // Adds values and gradients at the cut before the chunk that begins with layer `first`.
   // `keeps_side_inputs`: the rank before it has them in any case.
-  void AddCut(int chunk, int first, const StageMessages& messages, bool keeps_side_inputs) {
-    for (const BoundaryTensor& tensor : inventory_.layers[first].inputs) {
-      const auto sent = absl::c_find_if(
-          messages.forward, [&](const BoundaryTensor& other) { return other.name == tensor.name; });
+  void AddCut(int chunk, int first, bool keeps_side_inputs) {
+    const std::vector<BoundaryTensor>& messages = model_.messages[chunk].forward;
+    for (const BoundaryTensor& tensor : model_.inventory.layers[first].inputs) {
+      const auto sent = std::ranges::find(messages, tensor.name, &BoundaryTensor::name);
       for (int mb = 0; mb < num_microbatches_; ++mb) {
         const Pass &before = Forward(chunk - 1, mb), &backward = Backward(chunk, mb);
         if (tensor.name == kHidden) {
           Carry(Stream(tensor), chunk - 1, before, chunk, Forward(chunk, mb));
-        } else if (sent != messages.forward.end()) {
+        } else if (sent != messages.end()) {
           // Whoever reads it keeps it for the backward pass.
           const Lent side = Side(tensor, BytesOf(*sent));
           Hold(RankOf(chunk), side, {before.offered, kOffer}, {backward.end, kHandOver});
@@ -155,7 +152,7 @@ class Sweep {
   size_t Cell(int chunk, int mb) const {
     return static_cast<size_t>(chunk) * num_microbatches_ + mb;
   }
-  int RankOf(int chunk) const { return placement_.rank_of_chunk[chunk]; }
+  int RankOf(int chunk) const { return model_.placement.rank_of_chunk[chunk]; }
   Pass& Forward(int chunk, int mb) { return forward_[Cell(chunk, mb)]; }
   Pass& Backward(int chunk, int mb) { return backward_[Cell(chunk, mb)]; }
 
@@ -181,19 +178,18 @@ class Sweep {
 
   // When `rank` has taken `count` computing actions.
   double EndOf(int rank, int count) const {
-    return count == 0 ? 0.0 : simulation_.timeline[rank][count - 1].end;
+    return count == 0 ? 0.0 : step_.simulation.timeline[rank][count - 1].end;
   }
 
   // When `rank`, between two actions, sees what happened at `time`.
   double SeenAt(int rank, double time) const {
-    const std::vector<TimedAction>& actions = simulation_.timeline[rank];
+    const std::vector<TimedAction>& actions = step_.simulation.timeline[rank];
     const auto next = std::ranges::lower_bound(actions, time, {}, &TimedAction::end);
     return next == actions.end() ? time : next->end;
   }
 
-  const Inventory& inventory_;
-  const Placement& placement_;
-  const Simulation& simulation_;
+  const CutModel& model_;
+  const SimulatedStep& step_;
   const int num_microbatches_;
   std::vector<Pass> forward_, backward_;                   // [chunk][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
@@ -211,12 +207,10 @@ std::vector<int64_t> CountBoundaryBytes(const CutModel& model, const SimulatedSt
     if (model.chunk_ends[c] > first_reader) behind_side_input[placement.rank_of_chunk[c]] = true;
   }
   Sweep sweep(model, step);
-  sweep.AddPassages(model.messages, step);
+  sweep.AddPassages();
   for (int c = 0, first = 0; c < placement.NumChunks(); first = model.chunk_ends[c++]) {
-    sweep.AddInside(c, {first, model.chunk_ends[c]}, behind_side_input[placement.rank_of_chunk[c]],
-                    model.operand_bytes);
-    if (c == 0) continue;
-    sweep.AddCut(c, first, model.messages[c], behind_side_input[placement.rank_of_chunk[c - 1]]);
+    sweep.AddInside(c, first, behind_side_input[placement.rank_of_chunk[c]]);
+    if (c > 0) sweep.AddCut(c, first, behind_side_input[placement.rank_of_chunk[c - 1]]);
   }
   return sweep.Most();
 }

@@ -1,12 +1,10 @@
 // Counts the bytes that a rank holds at and between its cuts while a step goes as simulated:
 // streams that run through its chunks, and messages on their way.
 //
-// A buffer has several uses in turn. It is offered to a message kLookAhead computing actions before
-// the one that needs it, or sooner if a later message of the same sender is needed sooner
-// (message_order.h); the action that needs it works in it and leaves its own result there; the next
-// chunk takes it over, or it is sent and comes free when the peer, which offers memory by the same
-// rule, has it and whatever was sent to that peer before it. A rank that runs ahead of its peer is
-// never held up, so it may have many such buffers: as many as are counted here.
+// A buffer has several uses in turn. It is offered to a message (message_order.h); the action that
+// needs it leaves its own result there; the next chunk takes it over, or it is sent and comes free
+// when the peer has it and whatever was sent to that peer before it. A rank that runs ahead of its
+// peer is never held up, so it may have many such buffers.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +15,6 @@
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
-#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 
@@ -34,13 +31,12 @@ struct CutModel {
 struct SimulatedStep {
   const Schedule& schedule;  // whose transfers may be implied
   const Simulation& simulation;
-  const Network& network;  // how long a message takes, one after the other from rank to rank
+  const Network& network;
 };
 
 // Returns the bytes of each rank, [rank]: buffers of one shape and type are lent from a pool, and
 // each pool is as large as its fullest moment. A side input is in use on ranks that read it until
-// the microbatch's last backward pass. Not counted: the gradient that the loss leaves, which is
-// kept with activations.
+// the microbatch's last backward pass. The gradient that the loss leaves counts as an activation.
 std::vector<int64_t> CountBoundaryBytes(const CutModel& model, const SimulatedStep& step);
 
 }  // namespace deepnet

@@ -1,14 +1,11 @@
 // The schedule depends on costs (zero-bubble ones do), costs on what ranks compute again, and that
 // on how many microbatches the schedule keeps in flight. So levels are guessed from the schedule's
 // claim first and then corrected, from the second time on only upwards, until nothing changes.
-// Where ranks recompute differently, layers are moved to those that recompute less, as long as that
-// helps.
+// Where ranks recompute differently, layers move to those that recompute less, while that helps.
 #include "parallel/plan/candidate.h"
 
 #include <algorithm>
 #include <bit>
-#include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,26 +16,23 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/boundary_bytes.h"
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/inventory.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule_generators.h"
 #include "parallel/plan/shard.h"
 #include "parallel/plan/simulator.h"
-#include "parallel/plan/stage_messages.h"
 
 namespace deepnet {
 namespace {
 
 constexpr RecomputeChoice kCheapestFirst[] = {{NONE, 1}, {SELECTIVE_FFN, 1}, {SELECTIVE_GEMM, 1}};
-constexpr int kSegments[] = {1, 2, 4, 8, 16};
+// Where few microbatches are in flight SELECTIVE_GEMM may need less than whole segments do.
+constexpr RecomputeChoice kLeastMemory[] = {{FULL, 1}, {FULL, 2},  {FULL, 4},
+                                            {FULL, 8}, {FULL, 16}, {SELECTIVE_GEMM, 1}};
 constexpr int kMaxCorrections = 4;
 constexpr int kMaxRecuts = 3;
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
-
-// Seconds of one full microbatch, without recomputation.
-double TotalOf(const LayerSeconds& layer) {
-  return layer.forward + layer.backward_input + layer.backward_weight;
-}
 
 // To and from the ranks before and behind it.
 constexpr int kLanesOfAStage = 4;
@@ -47,8 +41,7 @@ constexpr int kLanesOfAStage = 4;
 class Candidate {
  public:
   // Chunks end at `ends`; every rank recomputes what it must if it keeps as much in flight as
-  // schedules of this name claim. What lies at cuts is not counted yet. Borrows `request` and
-  // `config`.
+  // schedules of this name claim. What lies at cuts is not counted yet. Borrows the first two.
   Candidate(const Request& request, const ParallelConfig& config, const Placement& placement,
             std::vector<int> ends)
       : request_(&request),
@@ -140,8 +133,8 @@ class Candidate {
         if (&RankOf(c) == &ranks_[r])
           hidden += costs_[c].backward_input + costs_[c].backward_weight;
       }
-      const auto& [reduce, gather, tied] = exchange.seconds;
-      exposed = std::max(exposed, std::max(0.0, reduce - hidden) + gather + tied);
+      exposed = std::max(exposed, std::max(0.0, exchange.reduce_seconds - hidden) +
+                                      exchange.gather_seconds + exchange.tied_seconds);
       update = std::max(update, exchange.update_seconds);
     }
     plan.set_gradient_exchange_seconds(exposed);
@@ -202,8 +195,8 @@ class Candidate {
     }
   }
 
-  // Returns the cheapest of NONE, SELECTIVE_FFN, SELECTIVE_GEMM and FULL with which `rank` fits (or
-  // the request's own); FULL with the segment that needs least, also if that does not fit.
+  // Returns the cheapest with which `rank` fits, or else the one that needs least; or the
+  // request's.
   RecomputeChoice CheapestThatFits(RankUse rank) const {
     if (request_->recompute.has_value()) return *request_->recompute;
     MemoryEstimate memory = MemoryOf(rank);
@@ -215,18 +208,7 @@ class Candidate {
     for (const RecomputeChoice& choice : kCheapestFirst) {
       if (static_cast<double>(needs(choice)) <= request_->memory_bytes) return choice;
     }
-    RecomputeChoice least;
-    int64_t least_bytes = std::numeric_limits<int64_t>::max();
-    const auto take_if_less = [&](const RecomputeChoice& choice) {
-      const int64_t bytes = needs(choice);
-      if (bytes >= least_bytes) return;
-      least = choice;
-      least_bytes = bytes;
-    };
-    for (const int segment : kSegments) take_if_less({FULL, segment});
-    // Where few microbatches are in flight SELECTIVE_GEMM may need less than whole segments do.
-    take_if_less({SELECTIVE_GEMM, 1});
-    return least;
+    return *std::ranges::min_element(kLeastMemory, {}, needs);
   }
 
   void SetCosts() {
@@ -247,11 +229,7 @@ class Candidate {
 
   absl::StatusOr<Schedule> MakeSchedule() const {
     const PipelineShape shape = PipelineShapeOf(*request_, *config_);
-    if (!request_->custom.has_value()) {
-      absl::StatusOr<Schedule> named = MakeNamedSchedule(config_->schedule, shape, costs_);
-      RETURN_IF_ERROR(WithExitCode(named.status(), ExitCode::kBadConfig));
-      return named;
-    }
+    if (!request_->custom.has_value()) return MakeNamedSchedule(config_->schedule, shape, costs_);
     const absl::Status checked = CheckSchedule(*request_->custom, shape);
     if (!checked.ok()) return ConfigError(absl::StrCat("parallel.schedule: ", checked.message()));
     return *request_->custom;
@@ -287,9 +265,7 @@ class Candidate {
   // Simulates the schedule and counts what lies at cuts meanwhile.
   absl::Status CountBoundary() {
     const Network& network = request_->speeds.network;
-    absl::StatusOr<Simulation> simulation = Simulate(schedule_, placement_, costs_, network);
-    RETURN_IF_ERROR(WithExitCode(simulation.status(), ExitCode::kBadConfig));
-    simulation_ = *std::move(simulation);
+    ASSIGN_OR_RETURN(simulation_, Simulate(schedule_, placement_, costs_, network));
     const std::vector<int64_t> bytes = CountBoundaryBytes(
         {inventory(), ends_, placement_, messages_, request_->rules.operand_bytes},
         {schedule_, simulation_, network});
@@ -337,12 +313,12 @@ class Candidate {
   const Request* request_;
   const ParallelConfig* config_;
   Placement placement_;
-  std::vector<int> ends_;                              // of chunks
-  std::vector<StageMessages> messages_;                // [chunk]
-  std::vector<std::vector<PendingMatrices>> pending_;  // [chunk]
-  std::vector<int> slots_;                             // [chunk] PeakInFlight::slots
-  std::vector<RankUse> ranks_;                         // with what they recompute
-  std::vector<ChunkCost> costs_;                       // [chunk]
+  std::vector<int> ends_;                 // of chunks
+  std::vector<StageMessages> messages_;   // [chunk]
+  std::vector<PendingMatrices> pending_;  // [chunk]
+  std::vector<int> slots_;                // [chunk] PeakInFlight::slots
+  std::vector<RankUse> ranks_;            // with what they recompute
+  std::vector<ChunkCost> costs_;          // [chunk]
   Schedule schedule_;
   Simulation simulation_;
 };
@@ -351,7 +327,9 @@ class Candidate {
 std::vector<int> CutByCost(const Request& request, const Placement& placement,
                            const std::vector<RankUse>& ranks, bool refine) {
   std::vector<double> totals;
-  for (const LayerSeconds& layer : request.seconds) totals.push_back(TotalOf(layer));
+  for (const LayerSeconds& layer : request.seconds) {
+    totals.push_back(layer.forward + layer.backward_input + layer.backward_weight);
+  }
   for (const RankUse& rank : ranks) {
     for (const ChunkUse& chunk : rank.chunks) {
       for (int l = chunk.layers.first; l < chunk.layers.end; ++l) {
@@ -376,12 +354,6 @@ absl::StatusOr<Candidate> MakeCandidate(const Request& request, const ParallelCo
   return best;
 }
 
-// Slots of the largest chunk's F, B and W that a rank waits, over p - 1 of them.
-double WaitingFactor(const std::string& schedule) {
-  const ScheduleKind* kind = FindScheduleKind(schedule);
-  return kind != nullptr && kind->splits_backward ? 0.35 : 1.0;
-}
-
 }  // namespace
 
 CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& config) {
@@ -392,13 +364,15 @@ CoarseEstimate EstimateCoarsely(const Request& request, const ParallelConfig& co
     const MemoryEstimate memory = candidate->MemoryOf(rank);
     if (static_cast<double>(memory.total()) > request.memory_bytes) estimate.fits = false;
     const StageExchange exchange = candidate->ExchangeOf(rank, memory);
-    estimate.seconds = std::max(estimate.seconds, exchange.seconds.gather + exchange.seconds.tied +
+    estimate.seconds = std::max(estimate.seconds, exchange.gather_seconds + exchange.tied_seconds +
                                                       exchange.update_seconds);
   }
   const int microbatches = PipelineShapeOf(request, config).num_microbatches;
-  const double waiting = (config.stages - 1) * candidate->LargestChunk();
-  estimate.seconds +=
-      candidate->SlowestRank() * microbatches + waiting * WaitingFactor(config.schedule);
+  const ScheduleKind* kind = FindScheduleKind(config.schedule);
+  // The part that a rank waits of the largest chunk's F, B and W for each other stage.
+  const double waiting = kind != nullptr && kind->splits_backward ? 0.35 : 1.0;
+  estimate.seconds += candidate->SlowestRank() * microbatches +
+                      (config.stages - 1) * candidate->LargestChunk() * waiting;
   return estimate;
 }
 

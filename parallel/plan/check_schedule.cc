@@ -1,15 +1,11 @@
-// Three passes. The first looks at each rank's list alone (ranges, owners, doubles, order) and
-// counts what is missing. The second compares what each rank sends to another with what that one
-// receives. The third lets every rank run as far as its dependencies allow, in turns, until nobody
-// moves: whoever is not at its end then would wait for ever, because an action that is done stays
-// done and the order of turns cannot matter. A transfer happens when both its ranks are at it,
-// which is the least that a transport may offer.
+// Three passes: over each rank's list alone; over what each rank sends to another and what that one
+// receives; and one that lets every rank run as far as its dependencies allow, in turns, until
+// nobody moves: whoever is not at its end then would wait for ever, because an action that is done
+// stays done. A transfer happens when both its ranks are at it.
 //
 // A schedule that passes can be run over lanes that match in order, with receives posted as
-// message_order.h says. Take any order in which the third pass ran. A message that an action needs
-// was sent before that action; so was whatever stands before it in its lane, and the passes that
-// those messages were made from were run before they were sent. Hence when the rank gets to the
-// action, none of their receives has anything left to wait for, and all of them are posted.
+// message_order.h says: whatever stands before a message in its lane was made and sent before the
+// action that needs the message, so those receives have nothing left to wait for by then.
 
 #include "parallel/plan/check_schedule.h"
 
@@ -20,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/status_macros.h"
@@ -39,7 +36,7 @@ class Checker {
         shape_(shape),
         num_chunks_(shape.num_ranks * shape.virtual_pipeline_size),
         owners_(owners.value_or(Placement{std::vector<int>(num_chunks_, -1)})),
-        seen_(num_chunks_, shape.num_microbatches) {}
+        has_transfers_(HasTransfers(schedule)) {}
 
   absl::Status Run() {
     if (static_cast<int>(schedule_.actions.size()) != shape_.num_ranks) {
@@ -97,11 +94,11 @@ class Checker {
     return Offence(rank, action, absl::StrCat("the chunk belongs to rank ", owner));
   }
 
+  bool Seen(Op op, int chunk, int mb) const { return seen_.contains({op, chunk, mb}); }
+
   absl::Status CheckOnce(int rank, const Action& action) {
-    if (seen_.Done(action)) return Offence(rank, action, "a second time");
-    seen_.Mark(action);
-    has_transfers_ |= IsTransfer(action.op);
-    const auto seen = [&](Op op) { return seen_.Done(op, action.chunk, action.microbatch); };
+    if (!seen_.insert(action).second) return Offence(rank, action, "a second time");
+    const auto seen = [&](Op op) { return Seen(op, action.chunk, action.microbatch); };
     if (seen(Op::kBackward) && (seen(Op::kBackwardInput) || seen(Op::kBackwardWeight))) {
       return Offence(rank, action, "a backward pass is either one B or one I and one W");
     }
@@ -120,9 +117,9 @@ class Checker {
   absl::Status CheckComplete() const {
     for (int chunk = 0; chunk < num_chunks_; ++chunk) {
       for (int mb = 0; mb < shape_.num_microbatches; ++mb) {
-        const auto seen = [&](Op op) { return seen_.Done(op, chunk, mb); };
-        const bool split = seen(Op::kBackwardInput) && seen(Op::kBackwardWeight);
-        if (!seen(Op::kForward) || !(seen(Op::kBackward) || split)) {
+        const bool split =
+            Seen(Op::kBackwardInput, chunk, mb) && Seen(Op::kBackwardWeight, chunk, mb);
+        if (!Seen(Op::kForward, chunk, mb) || !(Seen(Op::kBackward, chunk, mb) || split)) {
           return Bad(absl::StrCat("chunk ", chunk, ", microbatch ", mb,
                                   ": needs one F and either one B or one I and one W"));
         }
@@ -138,7 +135,7 @@ class Checker {
     const bool wanted = owners_.Crosses(chunk);
     for (const Op op : {Op::kReceiveForward, Op::kSendBackward}) {
       for (const Action& action : {Action{op, chunk, mb}, OtherEnd({op, chunk, mb})}) {
-        if (seen_.Done(action) == wanted) continue;
+        if (seen_.contains(action) == wanted) continue;
         return Bad(absl::StrCat("action ", ToText(action), ": ", wanted ? "is missing" : kNoCut));
       }
     }
@@ -181,22 +178,22 @@ class Checker {
   bool Step(int rank, ScheduleProgress& progress) {
     const Action* action = Next(rank);
     if (action == nullptr) return false;
-    if (progress.WaitsFor(*action, has_transfers_ ? &owners_ : nullptr)) return false;
+    if (progress.WaitsFor(*action)) return false;
     if (IsTransfer(action->op)) {
       const Action receive = OtherEnd(*action);
       const int peer = owners_.rank_of_chunk[receive.chunk];
       const Action* at = Next(peer);
       if (at == nullptr || *at != receive) return false;
-      progress.Mark(receive);
+      progress.done.insert(receive);
       ++position_[peer];
     }
-    progress.Mark(*action);
+    progress.done.insert(*action);
     ++position_[rank];
     return true;
   }
 
   absl::Status CheckProgress() {
-    ScheduleProgress progress(num_chunks_, shape_.num_microbatches);
+    ScheduleProgress progress{num_chunks_, has_transfers_ ? &owners_ : nullptr};
     position_.assign(shape_.num_ranks, 0);
     for (bool moved = true; moved;) {
       moved = false;
@@ -205,47 +202,33 @@ class Checker {
       }
     }
     for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-      if (const Action* stuck = Next(rank)) return Offence(rank, *stuck, Why(*stuck, progress));
+      const Action* stuck = Next(rank);
+      if (stuck == nullptr) continue;
+      const std::optional<Action> needed = progress.WaitsFor(*stuck);
+      const Action other = needed ? *needed : OtherEnd(*stuck);
+      return Offence(rank, *stuck,
+                     absl::StrCat("waits for ever: ", ToText(other), " of rank ",
+                                  owners_.rank_of_chunk[other.chunk], " comes later or never"));
     }
     return absl::OkStatus();
-  }
-
-  std::string Why(const Action& stuck, const ScheduleProgress& progress) const {
-    const std::optional<Action> needed =
-        progress.WaitsFor(stuck, has_transfers_ ? &owners_ : nullptr);
-    const Action other = needed ? *needed : OtherEnd(stuck);
-    return absl::StrCat("waits for ever: ", ToText(other), " of rank ",
-                        owners_.rank_of_chunk[other.chunk], " comes later or never");
   }
 
   const Schedule& schedule_;
   const PipelineShape shape_;
   const int num_chunks_;
   Placement owners_;  // -1 until a chunk's first action
-  bool has_transfers_ = false;
-  ScheduleProgress seen_;
+  const bool has_transfers_;
+  absl::flat_hash_set<Action> seen_;
   std::vector<size_t> position_;  // [rank] in its list
 };
 
-// An action starts or ends. Ends come first: what they bring stands before what it is for.
+// An action starts or ends.
 struct Event {
   double time;
   bool starts;
   int rank;
   Action action;
-
-  friend bool operator<(const Event& a, const Event& b) {
-    return std::tie(a.time, a.starts, a.rank) < std::tie(b.time, b.starts, b.rank);
-  }
 };
-
-// The shape of a schedule that says everything itself.
-PipelineShape ShapeOf(const Schedule& schedule, const Placement& placement) {
-  const int ranks = std::max(1, placement.NumRanks());
-  return {.num_ranks = ranks,
-          .num_microbatches = std::max(1, NumMicrobatches(schedule)),
-          .virtual_pipeline_size = placement.NumChunks() / ranks};
-}
 
 }  // namespace
 
@@ -258,11 +241,14 @@ absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
 }
 
 // The order is that of a simulated step in which F, I and W take one unit each: an action enters
-// its rank's list when it starts; when it ends and produced something for another rank, the send
-// and the receive enter both lists at that moment.
+// its rank's list when it starts; when it ends, its send and the receive enter both lists.
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement) {
   if (HasTransfers(compute)) {
-    RETURN_IF_ERROR(CheckSchedule(compute, ShapeOf(compute, placement), placement));
+    const int ranks = std::max(1, placement.NumRanks());
+    const PipelineShape shape{.num_ranks = ranks,
+                              .num_microbatches = std::max(1, NumMicrobatches(compute)),
+                              .virtual_pipeline_size = placement.NumChunks() / ranks};
+    RETURN_IF_ERROR(CheckSchedule(compute, shape, placement));
     return compute;
   }
   const std::vector<ChunkCost> costs(placement.NumChunks(),
@@ -270,12 +256,14 @@ absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement&
   ASSIGN_OR_RETURN(const Simulation simulation, Simulate(compute, placement, costs));
   std::vector<Event> events;
   for (int rank = 0; rank < placement.NumRanks(); ++rank) {
-    for (const TimedAction& timed : simulation.timeline[rank]) {
-      events.push_back({timed.start, true, rank, timed.action});
-      events.push_back({timed.end, false, rank, timed.action});
+    for (const auto& [action, start, end] : simulation.timeline[rank]) {
+      events.push_back({start, true, rank, action});
+      events.push_back({end, false, rank, action});
     }
   }
-  std::sort(events.begin(), events.end());
+  // Ends come first: what they bring stands before what it is for.
+  std::ranges::sort(events, {},
+                    [](const Event& e) { return std::tuple(e.time, e.starts, e.rank); });
 
   Schedule schedule;
   schedule.actions.resize(compute.actions.size());

@@ -17,13 +17,11 @@ namespace deepnet {
 //   - one owner: all actions of a chunk are on one rank, that of `owners` if given, else whichever
 //     has the first;
 //   - forwards, and weight gradients (B or W), of a chunk come in ascending microbatch order, so
-//     that a sum over microbatches is a left fold whatever the schedule; a virtual replica's
-//     microbatches are adjacent numbers, so this holds inside each replica, for any number of them;
+//     that a sum over microbatches, or over those of a virtual replica, is a left fold;
 //   - transfers: either none at all (they are implied), or every cut between ranks has its send and
 //     its receive, once each way and microbatch;
-//   - messages from one rank to another stand in one order in both lists, as transports that match
-//     them in order need it (message_order.h): the first two that cross are named. Transfers that
-//     are implied are in order whatever the schedule is;
+//   - messages from one rank to another stand in one order in both lists (message_order.h): the
+//     first two that cross are named;
 //   - dependencies can be met: F needs F of the chunk before; B and I need their own F and the
 //     B or I of the chunk behind; W needs its own I. With transfers, data of another rank arrive by
 //     a receive, and a send blocks until its receive is reached (the strictest transport). A rank
@@ -31,17 +29,13 @@ namespace deepnet {
 absl::Status CheckSchedule(const Schedule& schedule, const PipelineShape& shape,
                            const std::optional<Placement>& owners = std::nullopt);
 
-// Returns `compute` with SF/RF for every forward and SB/RB for every backward message between ranks
-// (schedule.h). All transfers stand in one global causal order: a send follows the action that
-// produced its data, and the receive goes into the peer's list at the same moment, before whatever
-// that rank does next, as early as the order allows. Hence running every rank's list in order
-// cannot deadlock, even if sends and receives block until both are reached: the earliest transfer
-// of the order that is not done has both its ranks at it.
+// Returns `compute` with its transfers (schedule.h), or as it is if it has them. All stand in one
+// global causal order: a send follows the action that produced its data, and the receive goes into
+// the peer's list at the same moment, before whatever that rank does next. Hence running every
+// rank's list in order cannot deadlock, even if sends and receives block until both are reached:
+// the earliest transfer of the order that is not done has both its ranks at it.
 //
-// A schedule that has its transfers comes back as it is if CheckSchedule accepts it.
-//
-// InvalidArgument, as from CheckSchedule, if `compute` has owners other than the placement's, or
-// waits for ever (rank and action named).
+// Fails as CheckSchedule does, or if `compute` has owners other than the placement's.
 absl::StatusOr<Schedule> WithTransfers(const Schedule& compute, const Placement& placement);
 
 }  // namespace deepnet

@@ -52,32 +52,20 @@ constexpr char kModels[] = R"(
 )";
 
 // These do not differ enough between models to be stated for each.
-constexpr double kMemoryShare = 0.9;
 constexpr double kLinkShare = 0.8;
-constexpr double kLaunchSeconds = 5e-6;
-constexpr double kKernelSeconds = 2e-6;
-constexpr double kInsideLatency = 1e-5;
-constexpr double kBetweenLatency = 2e-5;
-
-void Complete(DeviceModel& device) {
-  device.set_memory_share(kMemoryShare);
-  device.set_launch_seconds(kLaunchSeconds);
-  device.set_kernel_seconds(kKernelSeconds);
-  LinkSpec& inside = *device.mutable_inside_node();
-  inside.set_bytes_per_second(inside.bytes_per_second() * kLinkShare);
-  inside.set_latency_seconds(kInsideLatency);
-  LinkSpec& between = *device.mutable_between_nodes();
-  between.set_bytes_per_second(between.bytes_per_second() * kLinkShare);
-  between.set_latency_seconds(kBetweenLatency);
-}
+constexpr char kOfAll[] = R"(
+  memory_share: 0.9 launch_seconds: 5e-6 kernel_seconds: 2e-6
+  inside_node { latency_seconds: 1e-5 } between_nodes { latency_seconds: 2e-5 }
+)";
 
 std::vector<DeviceModel> MakeModels() {
   std::vector<DeviceModel> models;
   for (const absl::string_view text : absl::StrSplit(kModels, '|')) {
-    DeviceModel device;
-    DEEPNET_CHECK(ParseTextProto(std::string(text), &device));
-    Complete(device);
-    models.push_back(std::move(device));
+    DeviceModel& device = models.emplace_back();
+    DEEPNET_CHECK(ParseTextProto(absl::StrCat(text, kOfAll), &device, {.merges = true}));
+    for (LinkSpec* link : {device.mutable_inside_node(), device.mutable_between_nodes()}) {
+      link->set_bytes_per_second(link->bytes_per_second() * kLinkShare);
+    }
   }
   return models;
 }

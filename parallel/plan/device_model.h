@@ -14,8 +14,8 @@ namespace deepnet {
 inline constexpr char kDefaultDeviceModel[] = "H100";
 
 // Returns the model called `name` (capitals do not matter), or the one that `name` holds as text,
-// which is recognised by its ':'. InvalidArgument (ExitCode::kBadConfig) naming the field and, of a
-// text, what is missing in it.
+// which is recognised by its ':'. InvalidArgument (kBadConfig) naming the field and what is
+// missing.
 absl::StatusOr<DeviceModel> FindDeviceModel(const std::string& name);
 
 // Returns cluster.device_model, `stated`, or where that is empty the model of the GPU that CUDA

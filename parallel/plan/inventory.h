@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "parallel/base/product.h"
+#include "parallel/plan/partition.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
 
-// The model's own names for what a parameter and a layer are for. An Inventory carries them;
-// nothing in parallel/ reads them.
+// The model's own names for what a parameter and a layer are for; nothing in parallel/ reads them.
 enum class Role : int;
 enum class LayerKind : int;
 
@@ -45,6 +45,8 @@ struct RecomputeChoice {
 template <typename Value>
 using ByRecompute = std::array<Value, Recompute_ARRAYSIZE>;
 
+inline constexpr int64_t kFloatBytes = 4;
+
 // Memory of tensors of a full microbatch, some of which have the type of the products' operands.
 struct ActivationBytes {
   int64_t bytes = 0;     // bytes that do not depend on that type: float32 state, masks
@@ -58,7 +60,6 @@ struct ActivationBytes {
     return bytes + (operands + (narrow ? copies : 0)) * operand_bytes +
            (narrow ? widened * kFloatBytes : 0);
   }
-  static constexpr int64_t kFloatBytes = 4;
   friend bool operator==(const ActivationBytes&, const ActivationBytes&) = default;
 };
 
@@ -149,9 +150,8 @@ struct Layer {
   friend bool operator==(const Layer&, const Layer&) = default;
 };
 
-// Layers in a row that are alike, work on rows of one kind and lend each other their buffers.
-//
-// A rank uses a stack's rows if it has a layer, itself in a stack, that takes an input of this one.
+// Layers in a row that are alike, work on rows of one kind and lend each other their buffers. A
+// rank uses a stack's rows if it has a layer, itself in a stack, that takes an input of this one.
 struct Stack {
   int64_t stream_elements = 0;  // rows x width of the stream
   // In use while a layer runs; once on every rank that uses the stack's rows.
@@ -197,17 +197,38 @@ struct LayerSpan {
   friend bool operator==(const LayerSpan&, const LayerSpan&) = default;
 };
 
-// Returns what a rank that computes `spans` holds; they ascend and do not overlap: their layers in
-// chain order and the parameters that these use, each once, in order of first use. Indices and
-// offsets are the part's own; Layer::position still counts in `inventory`.
+// Returns the layers of `spans`, which ascend and do not overlap, and the parameters that these
+// use, each once, in order of first use. Indices and offsets are the part's own; Layer::position
+// still counts in `inventory`.
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
 // Elements of `tensor`, and its bytes: its dtype is "float32" or "bfloat16".
 int64_t ElementsOf(const BoundaryTensor& tensor);
 int64_t BytesOf(const BoundaryTensor& tensor);
+int64_t BytesOf(std::span<const BoundaryTensor> tensors);  // of all
 // The input of `layer` of that name; nullptr: it has none.
 const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name);
 // The side input of `layer`, of which there is at most one; nullptr: it has none.
 const BoundaryTensor* SideInput(const Layer& layer);
+
+// The tensors of one microbatch that are sent over the cut before one chunk. Shapes are those of
+// the microbatch's capacities, so they are constants of a run.
+struct StageMessages {
+  std::vector<BoundaryTensor> forward;   // values, in the order of Layer::inputs
+  std::vector<BoundaryTensor> backward;  // their gradients, float32, in the order of Layer::inputs
+};
+
+// Returns, in element c, the messages over the cut before chunk c, whose last layer is
+// chunk_ends[c] - 1. Empty for chunk 0 and where both sides are on one rank.
+//
+// forward: the inputs of the chunk's first layer; a side input, whose type is `operand_type`, only
+//   if none of the rank's earlier chunks takes or makes it: it travels once per rank.
+// backward: gradients of all inputs that need one. The gradient of a side input is an accumulator,
+//   a left fold over its readers, the last layer first: it is sent over every cut between ranks
+//   among them and reaches the chunk that made the tensor exactly once.
+std::vector<StageMessages> MakeStageMessages(const Inventory& inventory,
+                                             std::span<const int> chunk_ends,
+                                             const Placement& placement,
+                                             std::string_view operand_type = "float32");
 
 }  // namespace deepnet

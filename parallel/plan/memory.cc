@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
-#include <map>
 #include <numeric>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 
 namespace deepnet {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMomentBytes = 8;                    // two float32
 constexpr int64_t kUpdateElements = int64_t{1} << 22;  // that LIBRARY's update takes at once
 
@@ -116,8 +113,8 @@ int64_t KeptInFlight(const Inventory& inventory, const RankUse& rank, const Memo
     slots.push_back(chunk.slots);
     bytes += chunk.slots * kept.back().others;
   }
-  const std::span<const std::vector<int>> peaks =
-      rank.peaks.empty() ? std::span(&std::as_const(slots), 1) : std::span(rank.peaks);
+  std::vector<std::vector<int>> peaks = rank.peaks;
+  if (peaks.empty()) peaks.push_back(slots);
   for (size_t s = 0; s < inventory.stacks.size(); ++s) {
     int64_t most = 0;
     for (const std::vector<int>& peak : peaks) {
@@ -281,34 +278,28 @@ std::vector<std::vector<int>> InFlightPeaks(const std::vector<Action>& actions,
   for (auto& [chunk, index] : place) index = next++;
   std::vector<int> now(place.size(), 0);
   std::vector<std::vector<int>> peaks;
-  bool grew = false;
   for (const Action& action : actions) {
     int& alive = now[place[action.chunk]];
-    if (action.op == Op::kForward) {
-      slots[action.chunk] = std::max(slots[action.chunk], ++alive);
-      grew = true;
-    }
-    if (!IsInputPass(action.op)) continue;
-    if (grew) AddPeak(now, peaks);
-    grew = false;
-    --alive;
+    if (IsInputPass(action.op)) --alive;
+    if (action.op != Op::kForward) continue;
+    slots[action.chunk] = std::max(slots[action.chunk], ++alive);
+    AddPeak(now, peaks);
   }
-  if (grew) AddPeak(now, peaks);
   return peaks;
 }
 
 // Returns the bytes of the buffers of one rank's deferred weight gradients: a pool for each shape,
 // which never shrinks.
-int64_t DeferredBytes(const std::vector<Action>& actions,
-                      std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
+int64_t DeferredBytes(const std::vector<Action>& actions, std::span<const PendingMatrices> pending,
+                      int per_sum) {
   struct Pool {
     int64_t now = 0, most = 0;  // bytes
   };
   std::map<std::pair<int64_t, int64_t>, Pool> pools;  // by rows and columns
   const auto change = [&](int chunk, int microbatches) {
-    for (const PendingMatrices& matrices : pending[chunk]) {
-      Pool& pool = pools[{matrices.rows, matrices.columns}];
-      pool.now += microbatches * matrices.bytes;
+    for (const auto& [shape, bytes] : pending[chunk]) {
+      Pool& pool = pools[shape];
+      pool.now += microbatches * bytes;
       pool.most = std::max(pool.most, pool.now);
     }
   };
@@ -402,9 +393,9 @@ int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeCho
   return std::accumulate(kept.in_stack.begin(), kept.in_stack.end(), kept.others);
 }
 
-std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
-                                                 const MemoryRules& rules) {
-  std::vector<PendingMatrices> pending;
+PendingMatrices MakePendingMatrices(const Inventory& inventory, LayerSpan span,
+                                    const MemoryRules& rules) {
+  PendingMatrices pending;
   bool has_shared = false;
   for (int l = span.first; l < span.end; ++l) {
     const std::vector<PendingOperand>& operands = inventory.layers[l].pending;
@@ -412,23 +403,18 @@ std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, Lay
     for (const PendingOperand& operand : operands) {
       shares |= operand.shared;
       if (operand.shared && has_shared) continue;
-      auto found = absl::c_find_if(pending, [&](const PendingMatrices& p) {
-        return p.rows == operand.rows && p.columns == operand.columns;
-      });
-      if (found == pending.end()) {
-        found = pending.insert(found, {.rows = operand.rows, .columns = operand.columns});
-      }
-      found->bytes += operand.count * operand.rows * operand.columns * rules.operand_bytes;
+      pending[{operand.rows, operand.columns}] +=
+          operand.count * operand.rows * operand.columns * rules.operand_bytes;
     }
     has_shared |= shares;
   }
   return pending;
 }
 
-int64_t PendingBytes(std::span<const PendingMatrices> pending) {
-  int64_t bytes = 0;
-  for (const PendingMatrices& matrices : pending) bytes += matrices.bytes;
-  return bytes;
+int64_t PendingBytes(const PendingMatrices& pending) {
+  int64_t sum = 0;
+  for (const auto& [shape, bytes] : pending) sum += bytes;
+  return sum;
 }
 
 int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
@@ -448,8 +434,8 @@ int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank) {
   return bytes;
 }
 
-PeakInFlight CountInFlight(const Schedule& schedule,
-                           std::span<const std::vector<PendingMatrices>> pending, int per_sum) {
+PeakInFlight CountInFlight(const Schedule& schedule, std::span<const PendingMatrices> pending,
+                           int per_sum) {
   PeakInFlight most{std::vector<int>(pending.size(), 0), {}, {}};
   for (const std::vector<Action>& actions : schedule.actions) {
     most.deferred_bytes.push_back(DeferredBytes(actions, pending, per_sum));

@@ -1,13 +1,13 @@
 // Bytes that a rank needs for its part of a model, by what they hold. Everything is counted as the
 // program allocates it: buffers have the microbatch's capacities, not its contents. What a layer
 // keeps and uses is in the Inventory; here it is added up.
-//
-// A category more: a field of MemoryEstimate, its sum in EstimateMemory and in TotalOf.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "parallel/plan/inventory.h"
@@ -24,10 +24,9 @@ struct MemoryRules {
   bool native = true;         // products are NATIVE's, else LIBRARY's
   bool gpu = false;           // operations are CudaOps'
   bool graphs = false;        // compute.cuda_graphs
-  bool snapshot = false;     // a copy of what the rank saves is in the memory that is planned: that
-                             // of a CPU (docs/design/saving.md)
-  bool average = false;      // of the weights is kept (optim.ema_decay)
-  bool instruments = false;  // and another of the weights it updates (docs/design/instruments.md)
+  bool snapshot = false;      // a copy of what the rank saves is there (docs/design/saving.md)
+  bool average = false;       // of the weights is kept (optim.ema_decay)
+  bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
 
   // The type of operands, as BoundaryTensor names it.
   std::string_view OperandType() const { return operand_bytes == 2 ? "bfloat16" : "float32"; }
@@ -42,17 +41,13 @@ MemoryRules MakeMemoryRules(const ComputeSpec& compute);
 int64_t KeptBytes(const Inventory& inventory, LayerSpan span, const RecomputeChoice& recompute,
                   const MemoryRules& rules);
 
-// Matrices of one shape that wait with deferred weight gradients.
-struct PendingMatrices {
-  int64_t rows = 0, columns = 0;
-  int64_t bytes = 0;  // of all of them together
-};
+// Bytes of the matrices that wait with deferred weight gradients, by rows and columns.
+using PendingMatrices = std::map<std::pair<int64_t, int64_t>, int64_t>;
 
-// Returns what deferred weight gradients of `span` hold of one microbatch from I to W, each shape
-// once.
-std::vector<PendingMatrices> MakePendingMatrices(const Inventory& inventory, LayerSpan span,
-                                                 const MemoryRules& rules);
-int64_t PendingBytes(std::span<const PendingMatrices> pending);
+// Returns what deferred weight gradients of `span` hold of one microbatch from I to W.
+PendingMatrices MakePendingMatrices(const Inventory& inventory, LayerSpan span,
+                                    const MemoryRules& rules);
+int64_t PendingBytes(const PendingMatrices& pending);
 
 // The microbatches and bytes that a schedule keeps in flight on each rank.
 struct PeakInFlight {
@@ -62,13 +57,12 @@ struct PeakInFlight {
 };
 
 // Counts `schedule`, which has passed CheckSchedule, with pending[c] of one microbatch of chunk c.
-//
-// Deferred weight gradients are taken as a stage really runs them: a chunk computes those of a
-// virtual replica before its first backward pass of the next one, wherever the schedule has them.
-// `per_sum`: microbatches of a virtual replica. Their buffers are lent to all chunks of a rank, but
-// only for matrices of the same shape, so each shape counts at its own peak.
-PeakInFlight CountInFlight(const Schedule& schedule,
-                           std::span<const std::vector<PendingMatrices>> pending, int per_sum);
+// A chunk computes deferred weight gradients of a virtual replica, of `per_sum` microbatches,
+// before its first backward pass of the next one, wherever the schedule has them. Their buffers are
+// lent to all chunks of a rank, but only for matrices of the same shape: each shape counts at its
+// own peak.
+PeakInFlight CountInFlight(const Schedule& schedule, std::span<const PendingMatrices> pending,
+                           int per_sum);
 
 // A chunk as memory sees it.
 struct ChunkUse {
@@ -81,8 +75,7 @@ struct ChunkUse {
 struct RankUse {
   std::vector<ChunkUse> chunks;  // in the order of the chain
   // [..][chunk]: microbatches in flight at the peaks, moments when no other has as much of every
-  // chunk. Chunks lend each other buffers, so this may be less than all `slots` together. Empty:
-  // all slots count.
+  // chunk. Chunks lend each other buffers. Empty: all `slots` count together.
   std::vector<std::vector<int>> peaks;
   RecomputeChoice recompute;
   int64_t deferred_bytes = 0;   // buffers for deferred weight gradients of all chunks
@@ -96,33 +89,23 @@ struct RankUse {
 // Returns the bytes of the uses that layers of other ranks have of this rank's tied parameters.
 int64_t ForeignBytes(const Inventory& inventory, const RankUse& rank);
 
-// Counts the fields of MemoryEstimate (proto/plan.proto):
+// Counts the fields of MemoryEstimate (proto/plan.proto), among them
 //
-//   weights         4 bytes per parameter; a tied one once per rank
-//   working_copies  packed copies of every matrix that is multiplied; those of bfloat16 are float32
-//                   where native kernels run without bfloat16 products, or may do so
-//   gradients       4 bytes per parameter and use: each use of a tied one has its own
-//   partial_sums    as many again for each sum that waits
+//   working_copies  of every matrix that is multiplied, on a GPU of all weights; float32 where
+//                   native kernels run, or may run, without bfloat16 products
 //   moments         8 bytes per parameter, with rules.average 12, divided by the replicas
 //   activations     what each layer keeps, for as many microbatches as are in flight at once, and
 //                   what deferred weight gradients hold; layers of one stack share buffers
-//   boundary        the streams and gradients that run through chunks and cross cuts, and the side
-//                   inputs of every microbatch in flight, as boundary_bytes.h counts them.
-//                   Without a schedule: a stream for each stack, the side inputs, kMessageSlots of
-//                   what crosses the cuts of a chunk
+//   boundary        as boundary_bytes.h counts it. Without a schedule: a stream for each stack, the
+//                   side inputs in flight, kMessageSlots of what crosses the cuts of a chunk
 //   workspace       buffers that layers use in turn, a set for each stack's rows; constants; with
-//                   rules.average a piece of the weights;
-//                   temporaries of LIBRARY's operations, as far as they are more than those of the
-//                   logits
+//                   rules.average a piece of the weights; on a GPU scratch of kernels, else
+//                   temporaries of LIBRARY's operations beyond those of the logits
 //   communication   other replicas' parts of this rank's share, of kPiecesInFlight pieces; other
 //                   stages' uses of a piece of a tied tensor (docs/design/sharding.md)
-//   snapshot        12 bytes, with rules.average 16, for each element that the rank saves, with
-//                   rules.snapshot: those that it updates, but for tied ones that an earlier stage
-//                   has too
+//   snapshot        moments and weights of each element that the rank saves, with rules.snapshot:
+//                   those that it updates, but for tied ones that an earlier stage has too
 //   instruments     4 bytes for each of these, with rules.instruments
-//   gpu             with rules.gpu: what is on the device beside tensors of the model. Then
-//                   working_copies are those of all weights, in operands of 16 bits, workspace has
-//                   scratch of kernels and no temporaries, logits are whole blocks
 MemoryEstimate EstimateMemory(const Inventory& inventory, const RankUse& rank,
                               const MemoryRules& rules);
 

@@ -4,11 +4,6 @@
 // of a message but its place in that order (NCCL between two GPUs). So a sender starts its sends in
 // the order of its list, and the receiver, which knows that list, posts its receives in the same
 // order, whatever it needs first. Lanes are independent of each other.
-//
-// Example, what rank 1 posts and when:
-//   for (const LaneMessage& message : MessagesTo(1, schedule, placement, kLookAhead)) {
-//     Plan(OtherEnd(message.send), message.posted_behind);
-//   }
 #pragma once
 
 #include <optional>
@@ -38,22 +33,20 @@ struct LaneMessage {
 // A receive is posted as soon as its rank is within `look_ahead` (>= 0) computing actions of one
 // that needs this message or a later one of the lane, but behind all messages before it in the
 // lane, and behind the last action that the rank takes on the same microbatch before it needs the
-// message: earlier the data cannot have been made, and the gradient of a pass that is still to come
-// has no place to go.
+// message: earlier the data cannot have been made.
 //
 // `schedule` has its sends (check_schedule.h, or WithSends) and is of `placement`. If its
-// dependencies can be met, posted_behind <= needed_by, because a message is sent when what stands
-// before it in the lane has been made. A message that no action needs is never posted.
+// dependencies can be met, posted_behind <= needed_by. A message that no action needs is never
+// posted.
 std::vector<LaneMessage> MessagesTo(int rank, const Schedule& schedule, const Placement& placement,
                                     int look_ahead);
 
 // Moves each of `messages`, which MessagesTo made for `rank`, behind the last action of this rank
 // on which its data depend, by way of other ranks' lists too. Then a posted receive never waits for
 // what its own rank is still to do: on a GPU it may occupy the device, and hold up that very action
-// if that needs an idle one. No message comes later for it: its data are made behind that action.
+// if that needs an idle one. No message comes later for it.
 //
-// Takes time proportional to the actions of all ranks. So a planner counts the posts of MessagesTo,
-// which are earlier by at most the look-ahead.
+// Takes time proportional to the actions of all ranks: a planner counts the posts of MessagesTo.
 void PostBehindOwnWork(int rank, const Schedule& schedule, const Placement& placement,
                        std::vector<LaneMessage>& messages);
 

@@ -3,9 +3,7 @@
 // two neighbours are left, so the result is exact for the sums as they are added here.
 //
 // PartitionForRanks: every chunk gets a target first, and cuts go where the running sum of targets
-// says; then items move. Moving an item from chunk i to chunk j shifts every border between them by
-// one item, so the chunks in between keep their lengths: their costs change only where layers of
-// two kinds meet.
+// says; then items move. Moving an item from chunk i to chunk j shifts every border between them.
 
 #include "parallel/plan/partition.h"
 

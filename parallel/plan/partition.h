@@ -19,16 +19,16 @@ struct Placement {
   int NumChunks() const { return static_cast<int>(rank_of_chunk.size()); }
   int NumRanks() const;  // one past the highest rank
 
-  // Returns true if chunk - 1 and chunk lie on different ranks; false for chunk 0.
+  // Returns true if chunk - 1 and chunk lie on different ranks; false where there are not both.
   bool Crosses(int chunk) const {
-    return chunk > 0 && rank_of_chunk[chunk - 1] != rank_of_chunk[chunk];
+    return chunk > 0 && chunk < NumChunks() && rank_of_chunk[chunk - 1] != rank_of_chunk[chunk];
   }
 
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
 // Chunk c on rank c % ranks (Narayanan et al., 2021, section 2.2): every lap visits the ranks in
-// the same direction. Any number of ranks, odd ones too; both arguments > 0.
+// the same direction. Both arguments > 0.
 Placement MakeLooped(int ranks, int virtual_pipeline_size);
 
 // Laps alternate their direction (Qi et al., 2024, "Pipeline Parallelism with Controllable
@@ -42,10 +42,9 @@ std::vector<int> PartitionByCost(std::span<const double> costs, int num_parts);
 
 // Ends of placement.NumChunks() non-empty contiguous chunks whose sums per rank are about equal.
 // With one chunk a rank: PartitionByCost. With more, chunks are as equal as the last item allows:
-// if that costs more than an even chunk (a loss over many classes), the other chunks
-// of its rank shrink. Then single items move from the fullest rank to others as long as the fullest
-// rank gains (`refine`; else the cut is only roughly even, but takes no time).
-// Deterministic; 1 <= NumChunks() <= costs.size(), costs >= 0.
+// if that costs more than an even chunk (a loss over many classes), the other chunks of its rank
+// shrink. With `refine`, which takes time, single items then move from the fullest rank to others
+// as long as it gains. Deterministic; 1 <= NumChunks() <= costs.size(), costs >= 0.
 std::vector<int> PartitionForRanks(std::span<const double> costs, const Placement& placement,
                                    bool refine = true);
 

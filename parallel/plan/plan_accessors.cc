@@ -74,11 +74,11 @@ StageExchange MakeStageExchange(const MemoryEstimate& memory, int64_t foreign_by
   if (replicas > 1) {
     const int64_t ranks = int64_t{stages} * replicas;
     const double share = static_cast<double>(replicas - 1) / replicas;
-    exchange.seconds.reduce = seconds(ranks, replicas - 1, share * gradients);
-    exchange.seconds.gather = seconds(ranks, replicas - 1, share * weights);
+    exchange.reduce_seconds = seconds(ranks, replicas - 1, share * gradients);
+    exchange.gather_seconds = seconds(ranks, replicas - 1, share * weights);
   }
   if (foreign_bytes > 0) {
-    exchange.seconds.tied = seconds(stages, 1, static_cast<double>(foreign_bytes) / replicas);
+    exchange.tied_seconds = seconds(stages, 1, static_cast<double>(foreign_bytes) / replicas);
   }
   const double count = weights / sizeof(float);
   exchange.update_seconds =
@@ -140,7 +140,7 @@ std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory)
         elements += inventory.parameters[p].NumElements();
       }
     }
-    bytes.push_back(4 * elements);
+    bytes.push_back(kFloatBytes * elements);
   }
   return bytes;
 }

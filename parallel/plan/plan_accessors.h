@@ -10,7 +10,6 @@
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
 #include "parallel/plan/simulator.h"
-#include "parallel/plan/stage_messages.h"
 #include "proto/data.pb.h"
 #include "proto/instruments.pb.h"
 #include "proto/optim.pb.h"
@@ -18,8 +17,7 @@
 
 namespace deepnet {
 
-// The settings of a run that a plan depends on. Borrows them all: it is made in the call that reads
-// it.
+// The settings of a run that a plan depends on, all of them borrowed.
 struct PlanSettings {
   const DataSpec& data;
   const OptimSpec& optim;
@@ -46,24 +44,18 @@ struct Speeds {
 // FindDeviceModel refuses counts as the default one: planners have refused it before.
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute);
 
-// The seconds that a step needs on one rank besides its pipeline and its update.
-struct Exchange {
-  double reduce = 0;  // gradients between replicas: hidden behind the last backward passes
-  double gather = 0;  // updated weights between replicas
-  double tied = 0;    // gradients of tied tensors between stages
-};
-
-// The exchanges of one stage at the end of a step.
+// The end of a step on one stage.
 struct StageExchange {
-  Exchange seconds;
+  double reduce_seconds = 0;  // gradients between replicas: hidden behind the last backward passes
+  double gather_seconds = 0;  // updated weights between replicas
+  double tied_seconds = 0;    // gradients of tied tensors between stages
   double update_seconds = 0;  // norm, Adam on the rank's share, working copies
   int64_t gradient_bytes = 0;
   int64_t weight_bytes = 0;
   int64_t foreign_bytes = 0;  // uses that other stages have of its tied tensors
 };
 
-// Returns the exchanges of a stage that needs `memory`. `stages` ranks lie between two of its
-// `replicas`.
+// Returns those of a stage that needs `memory`. `stages` ranks lie between two of its `replicas`.
 StageExchange MakeStageExchange(const MemoryEstimate& memory, int64_t foreign_bytes, int stages,
                                 int replicas, const Speeds& speeds);
 
@@ -72,8 +64,7 @@ Placement PlacementOf(const Plan& plan);
 std::vector<int> ChunkEnds(const Plan& plan);
 std::vector<ChunkCost> ChunkCosts(const Plan& plan);
 
-// Returns the messages over the cut before each chunk, [chunk]: the tensors whose bytes ChunkCosts
-// holds.
+// Returns the messages over the cut before each chunk, [chunk].
 std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& inventory,
                                            const ComputeSpec& compute);
 
@@ -82,16 +73,14 @@ std::vector<StageMessages> StageMessagesOf(const Plan& plan, const Inventory& in
 std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inventory,
                                           const ClusterSpec& cluster, const ComputeSpec& compute);
 
-// Returns the bytes of each chunk's accumulators, [chunk]; those of a stage add up to its
-// gradient_bytes.
+// Returns the bytes of each chunk's accumulators, [chunk].
 std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory);
 
 // The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
 // differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
 Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
-// The simulated step that plan.step_seconds is from; `cluster` and `compute` are those it was made
-// for.
+// The simulated step that plan.step_seconds is from. Arguments as above.
 Simulation SimulatePlan(const Plan& plan, const ClusterSpec& cluster, const ComputeSpec& compute);
 
 }  // namespace deepnet

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,8 +29,6 @@ constexpr int kMaxRanks = 8192;
 constexpr double kWorthSaying = 0.95;  // of a step's time
 constexpr int kMaxTries = 3;           // plans made of configs that fit by their estimate
 constexpr char kClosestPlanPayload[] = "deepnet.closest_plan";
-
-// --- search --------------------------------------------------------------------------------------
 
 // A config by its coarse estimate: does not fit, seconds, index. The most promising comes first.
 using Ranked = std::tuple<bool, double, size_t>;
@@ -78,10 +77,8 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
       }
       continue;
     }
-    const bool better =
-        !found.best.has_value() ||
-        std::tuple(plan.step_seconds(), index) < std::tuple(found.best->step_seconds(), best_index);
-    if (better) {
+    if (!found.best.has_value() || std::tuple(plan.step_seconds(), index) <
+                                       std::tuple(found.best->step_seconds(), best_index)) {
       found.best = std::move(plan);
       best_index = index;
     }
@@ -89,8 +86,6 @@ absl::StatusOr<Found> FindBest(const Request& request, const std::vector<Paralle
   }
   return found;
 }
-
-// --- what does not fit ---------------------------------------------------------------------------
 
 std::string Gib(double bytes) { return absl::StrFormat("%.2f GiB", bytes / kGib); }
 
@@ -129,8 +124,7 @@ std::optional<Plan> FirstThatFits(const Request& request) {
 }
 
 // The smallest power of two by which microbatches must shrink (and grow in number) so that `plan`
-// fits; 0 if none up to kMaxShrink does. What belongs to parameters stays, all else shrinks; of
-// logits there are blocks, whose size is taken as it is.
+// fits; 0 if none up to kMaxShrink does. What belongs to parameters stays, and blocks of logits.
 int ShrinkToFit(const Request& request, const Plan& plan) {
   const auto fits = [&](const StagePlan& stage, int shrink) {
     const MemoryEstimate& m = stage.memory();
@@ -140,10 +134,8 @@ int ShrinkToFit(const Request& request, const Plan& plan) {
     return stays + shrinks / shrink <= request.memory_bytes;
   };
   for (int shrink = 2; shrink <= kMaxShrink; shrink *= 2) {
-    if (std::all_of(plan.stages().begin(), plan.stages().end(),
-                    [&](const StagePlan& stage) { return fits(stage, shrink); })) {
-      return shrink;
-    }
+    const auto fits_now = [&](const StagePlan& stage) { return fits(stage, shrink); };
+    if (absl::c_all_of(plan.stages(), fits_now)) return shrink;
   }
   return 0;
 }
@@ -188,22 +180,20 @@ std::string Advice(const Request& request, const Plan& closest) {
                       " ranks: use devices with more memory");
 }
 
-// Names the memory that sentences take where it is more than a little.
-std::string SentencesText(const Request& request) {
-  if (request.sentence_bytes < 0.01 * request.memory_bytes) return "";
-  return absl::StrCat(" beside ", Gib(request.sentence_bytes),
-                      " for two steps' sentences (data.global_microbatches)");
-}
-
 absl::Status DoesNotFit(const Request& request, const Plan& closest) {
   const StagePlan& stage = Fullest(closest);
   const auto need = static_cast<double>(stage.memory().total());
   const std::string beside =
       stage.memory().has_gpu() ? absl::StrCat(" (", GpuMemoryText(stage.memory()), ")") : "";
+  const bool few = request.sentence_bytes < 0.01 * request.memory_bytes;  // not worth naming
+  const std::string sentences =
+      few ? ""
+          : absl::StrCat(" beside ", Gib(request.sentence_bytes),
+                         " for two steps' sentences (data.global_microbatches)");
   const std::string message =
       absl::StrCat("does not fit: with ", ConfigText(closest), " rank ", stage.rank(), " (",
                    LayersText(closest, *request.inventory, stage.rank()), ") needs ", Gib(need),
-                   beside, " and has ", Gib(request.memory_bytes), SentencesText(request), ", ",
+                   beside, " and has ", Gib(request.memory_bytes), sentences, ", ",
                    Gib(need - request.memory_bytes), " too little", Advice(request, closest));
   return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
 }
@@ -225,8 +215,9 @@ void Finish(const Request& request, const DataSpec& data, Plan& plan) {
 // recompute or become stages, or replicas beyond them.
 std::string VirtualReplicasCost(Request request, const Plan& plan) {
   const bool tight = plan.pipeline_parallel_size() > 1 ||
-                     std::any_of(plan.chunks().begin(), plan.chunks().end(),
-                                 [](const ChunkPlan& chunk) { return chunk.recompute() != NONE; });
+                     absl::c_any_of(plan.chunks(), [](const ChunkPlan& chunk) {
+                       return chunk.recompute() != NONE;
+                     });
   const bool sums = Fullest(plan).memory().partial_sums() > 0;
   if (!(tight && sums) && request.num_ranks <= request.virtual_replicas) return "";
   request.virtual_replicas = 0;

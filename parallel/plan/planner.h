@@ -1,7 +1,6 @@
 // (Inventory, what the user asked for) -> Plan: who computes which layers, in which order, with how
 // many bytes, in how long; or why that cannot be. Pure and fast (1,000 layers on 512 ranks: under
-// two seconds), so it runs before anything is allocated, and `deepnet plan` needs neither a corpus
-// nor the machines. How it decides: docs/design/planner.md.
+// two seconds), so it runs before anything is allocated. How it decides: docs/design/planner.md.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +16,11 @@
 
 namespace deepnet {
 
-// The fastest config, by simulation, of those that `parallel` allows and that fit. The model is cut
-// into pipeline_parallel_size x virtual_pipeline_size chunks of about equal cost per rank; replicas
-// repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is left open is
-// decided: degrees (replicas are a power of two, as virtual replicas must be, and share
-// microbatches evenly; asked for, any number up to that of the microbatches will do), schedule,
-// chunks, and for each rank the cheapest recomputation with which it fits.
+// The fastest config, by simulation, of those that `parallel` allows (ListConfigs) and that fit.
+// The model is cut into pipeline_parallel_size x virtual_pipeline_size chunks of about equal cost
+// per rank; replicas repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is
+// left open is decided: degrees, schedule, chunks, and for each rank the cheapest recomputation
+// with which it fits.
 //
 // Read: data.global_microbatches, microbatch; optim.virtual_replicas; compute.device, dtype,
 // matmul; instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
@@ -33,13 +31,11 @@ namespace deepnet {
 // (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest config that
 // would fit: on the ranks that there are if possible, else on more.
 //
-// `*warning` becomes what the default of optim.virtual_replicas costs; empty: little, or the user
-// chose.
+// `*warning` becomes what the default of optim.virtual_replicas costs, if that is much.
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& settings,
                               std::string* warning = nullptr);
 
-// The plan that MakePlan's ResourceExhausted is about, for whoever wants to look at it; nothing for
-// other errors.
+// The plan that MakePlan's ResourceExhausted is about; nothing for other errors.
 std::optional<Plan> ClosestPlan(const absl::Status& status);
 
 // Returns `cluster` with device_memory_gib, if it is 0, set to the share that each of a host's

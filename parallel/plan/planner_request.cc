@@ -242,10 +242,7 @@ PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& conf
 
 absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config) {
   if (!request.custom.has_value()) {
-    absl::StatusOr<Placement> placement =
-        MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
-    RETURN_IF_ERROR(WithExitCode(placement.status(), ExitCode::kBadConfig));
-    return placement;
+    return MakeNamedPlacement(config.schedule, PipelineShapeOf(request, config));
   }
   Placement owners{std::vector<int>(config.stages * config.virtual_pipeline_size, 0)};
   for (size_t rank = 0; rank < request.custom->actions.size(); ++rank) {

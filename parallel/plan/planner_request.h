@@ -32,9 +32,7 @@ struct Request {
   bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST
   int num_ranks = 0;              // 0: follows the layout
   double memory_bytes = std::numeric_limits<double>::infinity();  // per rank, less the sentences
-  // Host memory of the sentences of two steps, which every rank packs whole, one ahead; 0: on a
-  // GPU.
-  double sentence_bytes = 0;
+  double sentence_bytes = 0;  // of two steps, which every rank's host packs whole; 0 on a GPU
 
   int stages = 0, replicas = 0, virtual_pipeline_size = 0;
   std::string schedule;
@@ -55,13 +53,13 @@ struct ParallelConfig {
 };
 
 // Every config that the request leaves open and that can run, in order of stages, schedules,
-// chunks. Schedules considered unasked: "single_stage" on one stage, else all but "gpipe", with 2,
-// 4 and 8 chunks a rank where they take any number. InvalidArgument (kBadConfig) naming the field
-// if there is none.
+// chunks. Unasked: "single_stage" on one stage, else all schedules but "gpipe", with 2, 4 and 8
+// chunks a rank where they take any number. InvalidArgument (kBadConfig) naming the field if there
+// is none.
 //
-// Every replica needs a microbatch, and a schedule that a user wrote equally many on all replicas.
-// If the request leaves the number of replicas open, it must also share the microbatches evenly and
-// divide the virtual replicas, so that results have the bits of any other number of ranks.
+// Every replica needs a microbatch, a written schedule equally many on all. A number of replicas
+// that is left open must also share the microbatches evenly and divide the virtual replicas, so
+// that results have the bits of any other number of ranks.
 absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request);
 
 // OK if `config` can run at all, whatever memory it needs. InvalidArgument as ListConfigs'.

@@ -1,12 +1,14 @@
-// Plans as tables for people.
+// Plans as tables, and simulated schedules as pictures, for people.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/plan_accessors.h"
+#include "parallel/plan/simulator.h"
 #include "proto/plan.pb.h"
 
 namespace deepnet {
@@ -31,8 +33,20 @@ std::string RecomputeText(const Plan& plan);
 // Returns a table with a row for each schedule on parallel.pipeline_parallel_size stages, chunks
 // cut by cost. Its first row is 1F1B with half of the ranks for the layers before the first side
 // input and half for the others, both cut by number of layers, which is what other programs do.
-// Parameters and errors as MakePlan's; memory limits nothing, and ranks recompute what
-// parallel.recompute says, by default nothing.
+// Parameters and errors as MakePlan's; memory limits nothing.
 absl::StatusOr<std::string> CompareText(const Inventory& inventory, const PlanSettings& settings);
+
+// For a terminal: a line a rank, `columns` (> 0) characters of time, each showing what the rank
+// does in the middle of its span: F, B, I or W, '.' for idle; lower case for a rank's second,
+// fourth, ... chunk. Every line ends in '\n'.
+//
+//   rank 0 |FFF...BBFBBFBBF...
+//   rank 1 |.FFF.BB
+std::string DrawGrid(const Simulation& simulation, int columns);
+
+// A self-contained SVG of about 1,000 pixels width: one box per action with its microbatch's number
+// where that fits, colour by operation (F blue, B and I green, W orange), dark for a rank's first
+// chunk and lighter for each later one, grey for idle; below it a legend, makespan and bubble.
+std::string DrawSvg(const Simulation& simulation, std::string_view title);
 
 }  // namespace deepnet

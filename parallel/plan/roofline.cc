@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -15,8 +15,7 @@ namespace deepnet {
 namespace {
 
 // Tiles of a product's result that one multiprocessor works on at a time, with the share of its
-// best rate that it keeps at each. A smaller tile reads its operands more often for as much
-// arithmetic.
+// best rate that it keeps at each.
 struct Tile {
   int rows, columns;
   double share;
@@ -99,12 +98,8 @@ LayerSeconds SecondsOf(const LayerWork& work, const Speeds& speeds, DataType ope
 
 LayerSeconds SecondsByOperations(const Layer& layer, double flops_per_second) {
   const double forward = layer.forward_flops / flops_per_second;
-  LayerSeconds seconds;
-  if (layer.computes_loss) {
-    seconds.forward = 3 * forward;
-  } else {
-    seconds = {.forward = forward, .backward_input = forward, .backward_weight = forward};
-  }
+  LayerSeconds seconds{.forward = forward, .backward_input = forward, .backward_weight = forward};
+  if (layer.computes_loss) seconds = {.forward = 3 * forward};
   for (size_t level = 0; level < layer.recompute_flops.size(); ++level) {
     seconds.recompute[level] = layer.recompute_flops[level] / flops_per_second;
   }
@@ -138,8 +133,7 @@ class Ledger {
     prediction.set_graph_launches(std::llround(graph_launches_));
     std::vector<KernelPrediction> all;
     for (const auto& [name, kernel] : kernels_) all.push_back(kernel);
-    absl::c_stable_sort(all,
-                        [](const auto& a, const auto& b) { return a.seconds() > b.seconds(); });
+    std::ranges::stable_sort(all, std::greater<>(), &KernelPrediction::seconds);
     all.resize(std::min(kMaxNamed, all.size()));
     prediction.mutable_kernels()->Assign(all.begin(), all.end());
   }
@@ -164,17 +158,6 @@ class Ledger {
   std::map<std::string, double> longest_;
   double launches_ = 0, graph_launches_ = 0;
 };
-
-void AddChunk(const ChunkPlan& chunk, const Inventory& inventory, double microbatches,
-              Ledger& ledger) {
-  for (int l = chunk.first_layer(); l < chunk.end_layer(); ++l) {
-    const LayerWork& work = inventory.work[inventory.layers[l].work];
-    ledger.Add(work.forward, "forward", microbatches);
-    ledger.Add(work.backward_input, "input gradients", microbatches);
-    ledger.Add(work.backward_weight, "weight gradients", microbatches);
-    ledger.Add(work.recompute[chunk.recompute()], "computed again", microbatches);
-  }
-}
 
 bool KnowsWork(const Inventory& inventory, const Speeds& speeds) {
   return speeds.device.has_value() && !speeds.states_flops && !inventory.work.empty();
@@ -225,7 +208,14 @@ Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec&
       MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), 0).Count();
   Ledger ledger(speeds, operands);
   for (const ChunkPlan& chunk : plan.chunks()) {
-    if (chunk.rank() == slowest->rank()) AddChunk(chunk, inventory, microbatches, ledger);
+    if (chunk.rank() != slowest->rank()) continue;
+    for (int l = chunk.first_layer(); l < chunk.end_layer(); ++l) {
+      const LayerWork& work = inventory.work[inventory.layers[l].work];
+      ledger.Add(work.forward, "forward", microbatches);
+      ledger.Add(work.backward_input, "input gradients", microbatches);
+      ledger.Add(work.backward_weight, "weight gradients", microbatches);
+      ledger.Add(work.recompute[chunk.recompute()], "computed again", microbatches);
+    }
   }
   prediction.set_rank(slowest->rank());
   ledger.WriteTo(prediction);

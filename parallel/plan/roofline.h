@@ -1,7 +1,6 @@
 // Seconds of kernels on a device, and of layers and plans made of them: of each kernel the longer
 // of its arithmetic and its memory traffic, and for each pass of a layer the longer of what the
-// device and what the host needs. Formulas, sources and how far they are off:
-// docs/design/roofline.md.
+// device and what the host needs (docs/design/roofline.md).
 #pragma once
 
 #include <string>
@@ -29,9 +28,8 @@ struct LayerSeconds {
 };
 
 // Returns the seconds of each layer. Where the inventory knows no work, or the cluster states a
-// rate for all products, they are operations of matrix products over speeds.flops_per_second:
-// forward and both parts of the backward pass are alike then, but that a layer that computes the
-// loss does all in its forward pass.
+// rate for all products, they are operations of matrix products over speeds.flops_per_second, as
+// many forward as in both parts of the backward pass each; a loss does all in its forward pass.
 std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds,
                                            DataType operands);
 

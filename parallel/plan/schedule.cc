@@ -83,13 +83,15 @@ bool HasTransfers(const Schedule& schedule) {
   });
 }
 
-std::optional<Action> ScheduleProgress::WaitsFor(const Action& action,
-                                                 const Placement* transfers) const {
+std::optional<Action> ScheduleProgress::WaitsFor(const Action& action) const {
   const int chunk = action.chunk, mb = action.microbatch;
   const auto received_at = [&](int cut) { return transfers != nullptr && transfers->Crosses(cut); };
-  const auto need = [&](Op op, int of_chunk) -> std::optional<Action> {
-    if (Done(op, of_chunk, mb)) return std::nullopt;
-    return Action{op, of_chunk, mb};
+  const auto need = [&](Op op, int of_chunk) {
+    const Action needed{op, of_chunk, mb};
+    return done.contains(needed) ? std::nullopt : std::optional(needed);
+  };
+  const auto has_gradient = [&](int of_chunk) {
+    return !need(Op::kBackward, of_chunk) || !need(Op::kBackwardInput, of_chunk);
   };
   switch (action.op) {
     case Op::kForward:
@@ -97,18 +99,16 @@ std::optional<Action> ScheduleProgress::WaitsFor(const Action& action,
       return received_at(chunk) ? need(Op::kReceiveForward, chunk) : need(Op::kForward, chunk - 1);
     case Op::kBackward:
     case Op::kBackwardInput:
-      if (!Done(Op::kForward, chunk, mb)) return Action{Op::kForward, chunk, mb};
-      if (chunk + 1 == num_chunks_) return std::nullopt;
+      if (const auto forward = need(Op::kForward, chunk)) return forward;
       if (received_at(chunk + 1)) return need(Op::kReceiveBackward, chunk);
-      if (GradientDone(chunk + 1, mb)) return std::nullopt;
+      if (chunk + 1 == num_chunks || has_gradient(chunk + 1)) return std::nullopt;
       return Action{action.op, chunk + 1, mb};
     case Op::kBackwardWeight:
       return need(Op::kBackwardInput, chunk);
     case Op::kSendForward:
       return need(Op::kForward, chunk);
     case Op::kSendBackward:
-      if (GradientDone(chunk, mb)) return std::nullopt;
-      return Action{Op::kBackward, chunk, mb};
+      return has_gradient(chunk) ? std::nullopt : need(Op::kBackward, chunk);
     case Op::kReceiveForward:
     case Op::kReceiveBackward:
       return OtherEnd(action);
@@ -117,19 +117,14 @@ std::optional<Action> ScheduleProgress::WaitsFor(const Action& action,
 }
 
 Action OtherEnd(const Action& transfer) {
-  switch (transfer.op) {
-    case Op::kSendForward:
-      return {Op::kReceiveForward, transfer.chunk + 1, transfer.microbatch};
-    case Op::kReceiveForward:
-      return {Op::kSendForward, transfer.chunk - 1, transfer.microbatch};
-    case Op::kSendBackward:
-      return {Op::kReceiveBackward, transfer.chunk - 1, transfer.microbatch};
-    case Op::kReceiveBackward:
-      return {Op::kSendBackward, transfer.chunk + 1, transfer.microbatch};
-    default:
-      DEEPNET_CHECK(false) << "computes, transfers nothing";
+  const auto& [op, chunk, microbatch] = transfer;
+  DEEPNET_CHECK(IsTransfer(op)) << "computes, transfers nothing";
+  const bool forward = IsForward(op);
+  if (IsSend(op)) {
+    return {forward ? Op::kReceiveForward : Op::kReceiveBackward, chunk + (forward ? 1 : -1),
+            microbatch};
   }
-  return transfer;
+  return {forward ? Op::kSendForward : Op::kSendBackward, chunk + (forward ? -1 : 1), microbatch};
 }
 
 std::string ToText(const Action& action) {

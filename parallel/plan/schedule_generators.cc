@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -123,23 +124,6 @@ Schedule MakeZeroBubbleV(const PipelineShape& shape) {
   return schedule;
 }
 
-// `best`, or a greedy schedule that takes less time. Which patience is good is a matter of luck, so
-// two are tried.
-Schedule FasterThan(Schedule best, const PipelineShape& shape, int max_alive,
-                    const Placement& placement, std::span<const ChunkCost> costs) {
-  double best_takes = Simulate(best, placement, costs)->makespan;
-  for (const double patience : {0.0, 0.25}) {
-    Schedule greedy = MakeGreedy(
-        placement, costs,
-        {.num_microbatches = shape.num_microbatches, .max_alive = max_alive, .patience = patience});
-    const double takes = Simulate(greedy, placement, costs)->makespan;
-    if (takes >= best_takes) continue;
-    best_takes = takes;
-    best = std::move(greedy);
-  }
-  return best;
-}
-
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Greedy {
@@ -167,7 +151,10 @@ class Greedy {
       const auto [now, rank] = wake_.top();
       wake_.pop();
       if (ranks_[rank].free_at > now) continue;  // another call comes when it is free
-      if (const std::optional<Action> action = Choose(rank, now)) Start(rank, *action, now);
+      std::optional<Action> action = ChooseBackward(rank, now);
+      if (!action) action = ChooseForward(rank, now);
+      if (!action) action = ChooseWeight(rank, now);
+      if (action) Start(rank, *action, now);
     }
     for (const ChunkState& chunk : chunks_) {
       DEEPNET_CHECK_EQ(chunk.next_weight, options_.num_microbatches);
@@ -185,12 +172,6 @@ class Greedy {
     double free_at = 0;
     int alive = 0;
   };
-
-  std::optional<Action> Choose(int rank, double now) const {
-    if (const auto action = ChooseBackward(rank, now)) return action;
-    if (const auto action = ChooseForward(rank, now)) return action;
-    return ChooseWeight(rank, now);
-  }
 
   std::optional<Action> ChooseBackward(int rank, double now) const {
     for (const int c : ranks_[rank].chunks) {
@@ -296,19 +277,19 @@ std::string UnknownSchedule(std::string_view name) {
 
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape) {
   const ScheduleKind* kind = FindScheduleKind(name);
-  if (kind == nullptr) return absl::InvalidArgumentError(UnknownSchedule(name));
+  if (kind == nullptr) return ConfigError(UnknownSchedule(name));
   const int ranks = shape.num_ranks, chunks = shape.virtual_pipeline_size;
   if (ranks < 1 || shape.num_microbatches < 1 || chunks < 1) {
-    return absl::InvalidArgumentError("schedule: ranks, microbatches and chunks must be positive");
+    return ConfigError("schedule: ranks, microbatches and chunks must be positive");
   }
   if (kind->name == kSingleStage && ranks != 1) {
-    return absl::InvalidArgumentError(
+    return ConfigError(
         absl::StrCat("parallel.schedule: \"single_stage\" is for one stage, not ", ranks));
   }
   if (chunks < kind->min_virtual_pipeline_size || chunks > kind->max_virtual_pipeline_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
-                     kind->min_virtual_pipeline_size, ", not ", chunks));
+    return ConfigError(absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name),
+                                    "\" needs ", kind->min_virtual_pipeline_size, ", not ",
+                                    chunks));
   }
   return kind->v_shaped ? MakeV(ranks, chunks) : MakeLooped(ranks, chunks);
 }
@@ -328,9 +309,20 @@ absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const Pipeline
                                            std::span<const ChunkCost> costs) {
   ASSIGN_OR_RETURN(const Placement placement, MakeNamedPlacement(name, shape));
   const ScheduleKind& kind = *FindScheduleKind(name);
-  Schedule fixed = kind.v_shaped ? MakeZeroBubbleV(shape) : MakeVisiting(kind, shape);
-  if (costs.empty() || !kind.splits_backward) return fixed;
-  return FasterThan(std::move(fixed), shape, MostAlive(kind, shape), placement, costs);
+  Schedule best = kind.v_shaped ? MakeZeroBubbleV(shape) : MakeVisiting(kind, shape);
+  if (costs.empty() || !kind.splits_backward) return best;
+  double best_takes = Simulate(best, placement, costs)->makespan;
+  for (const double patience : {0.0, 0.25}) {  // which is better is a matter of luck
+    Schedule greedy = MakeGreedy(placement, costs,
+                                 {.num_microbatches = shape.num_microbatches,
+                                  .max_alive = MostAlive(kind, shape),
+                                  .patience = patience});
+    const double takes = Simulate(greedy, placement, costs)->makespan;
+    if (takes >= best_takes) continue;
+    best_takes = takes;
+    best = std::move(greedy);
+  }
+  return best;
 }
 
 Schedule MakeGreedy(const Placement& placement, std::span<const ChunkCost> costs,

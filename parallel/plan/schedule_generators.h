@@ -1,29 +1,12 @@
-// Schedules by name: which there are, and what each makes of a shape. All are compute-only
-// (WithTransfers of check_schedule.h adds communication) and deterministic: same arguments, same
+// Schedules by name: which there are, and what each makes of a shape (docs/design/pipeline.md says
+// how long ranks idle). All are compute-only (WithTransfers of check_schedule.h adds
+// communication), take any number of microbatches, and are deterministic: same arguments, same
 // schedule.
-//
-// p ranks, v chunks a rank, m microbatches; F, I, W: seconds of a rank (all its chunks) for one
-// microbatch; idle: seconds of a rank in a step with equal chunks, free links and m a multiple of p
-// (zb-*: and F = I = W; zb-v: and m >= 2p - 1); alive: chunks' microbatches from F to B or W on
-// rank r (PeakAlive), never more than v m.
-//
-// | name           | placement | v        | backward | idle           | alive at most         |
-// | single_stage   | -         | 1, p = 1 | B        | 0              | 1                     |
-// | gpipe          | looped    | 1        | B        | (p-1)(F+I+W)   | m                     |
-// | 1f1b           | looped    | 1        | B        | (p-1)(F+I+W)   | p - r                 |
-// | interleaved    | looped    | any      | B        | (p-1)(F+I+W)/v | 2(p-r-1) + (v-1)p + 1 |
-// | zb-h1          | looped    | 1        | I, W     | (p-1)(F+I-W)   | p                     |
-// | zb-interleaved | looped    | any      | I, W     | (p-1)(F+I-W)/v | (v+1)p - 1            |
-// | zb-v           | V         | 2        | I, W     | (p-1)F/2       | 2p                    |
 //
 // "gpipe": Huang et al., 2019; "1f1b": Narayanan et al., 2019, section 3.2; "interleaved":
 // Narayanan et al., 2021, section 2.2; "zb-h1": Qi et al., 2023, section 2.1; "zb-v": Qi et al.,
 // 2024, "Pipeline Parallelism with Controllable Memory", section 4, in the order of PyTorch's
-// ScheduleZBVZeroBubble.
-//
-// ("interleaved" with v = 1 is 1f1b, "zb-interleaved" zb-h1, alive included.) Every name takes
-// every m >= 1: with few microbatches ranks idle more; where the order is made for another number
-// (multiples of p, at least 2p - 1), surplus microbatches are left out of it.
+// ScheduleZBVZeroBubble. With one chunk a rank "interleaved" is 1f1b, "zb-interleaved" zb-h1.
 #pragma once
 
 #include <span>
@@ -39,7 +22,6 @@
 
 namespace deepnet {
 
-// One row of the table above.
 struct ScheduleKind {
   std::string_view name;
   bool v_shaped = false;         // placed by MakeV, else by MakeLooped
@@ -47,7 +29,7 @@ struct ScheduleKind {
   int min_virtual_pipeline_size = 1, max_virtual_pipeline_size = 1;
 };
 
-// All there are, in the order of the table.
+// All there are.
 std::span<const ScheduleKind> ScheduleKinds();
 
 // nullptr if there is none of that name.
@@ -56,17 +38,17 @@ const ScheduleKind* FindScheduleKind(std::string_view name);
 // The message for a name that is unknown; it lists those that are known.
 std::string UnknownSchedule(std::string_view name);
 
-// InvalidArgument naming the field of ParallelSpec: `name` is unknown, or does not take this shape.
+// InvalidArgument (ExitCode::kBadConfig) naming the field of ParallelSpec: `name` is unknown, or
+// does not take this shape.
 absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const PipelineShape& shape);
 
 // `costs`, one per chunk of MakeNamedPlacement, let zb-* fit themselves to chunks that differ:
-// their fixed order or a greedy one (MakeGreedy), whichever takes least time with free
-// links. Empty: the fixed order. Others ignore them. Errors as above.
+// their fixed order or a greedy one (MakeGreedy), whichever takes least time with free links.
+// Empty: the fixed order. Others ignore them. Errors as above.
 absl::StatusOr<Schedule> MakeNamedSchedule(std::string_view name, const PipelineShape& shape,
                                            std::span<const ChunkCost> costs = {});
 
-// Returns the most that PeakAlive may be of the schedule, per rank: the last column of the table
-// above. `name` must be known.
+// Returns the most that PeakAlive may be of the schedule, per rank. `name` must be known.
 std::vector<int> ClaimedAlive(std::string_view name, const PipelineShape& shape);
 
 struct GreedyOptions {
@@ -80,7 +62,6 @@ struct GreedyOptions {
 // The rule is that of zero-bubble schedules (Qi et al., 2023, section 3.1): gradients of inputs
 // first, since other ranks wait for them; then forwards, of the chunk nearest to the loss first, as
 // far as memory goes; weight gradients when there is nothing else to do, or when memory is full.
-// Linear in the number of actions but for a logarithm.
 Schedule MakeGreedy(const Placement& placement, std::span<const ChunkCost> costs,
                     const GreedyOptions& options);
 

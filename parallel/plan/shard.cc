@@ -132,8 +132,8 @@ void CutRun(const GradientUse& run, std::span<const int64_t> borders, const Shar
   }
 }
 
-// Those that are first on their nodes come first, then those that are second, ..: what a node's
-// first replica gets from its node is one run, which it shares with the first of the others.
+// Those that are first on their nodes come first, then those that are second, ..: what they get
+// from their nodes is one run, which they share.
 int PlaceOf(const ShardOptions& options) {
   const int local = options.replicas_per_node;
   if (local == 0) return options.replica;
@@ -141,8 +141,7 @@ int PlaceOf(const ShardOptions& options) {
   return options.replica % local * (options.num_replicas / local) + options.replica / local;
 }
 
-// Returns what the replica of `layout` updates: its share of each piece whose sum over uses is made
-// there.
+// Returns the replica's share of each piece whose sum over uses is made there.
 std::vector<Extent> ListExtents(const ShardLayout& layout) {
   std::vector<Extent> extents;
   for (const std::vector<GradientPiece>& bucket : layout.pieces) {
@@ -267,8 +266,7 @@ int LocalVirtualReplicas(int virtual_replicas, int replicas) {
 }
 
 int DefaultVirtualReplicas(int microbatches, int replicas) {
-  constexpr int kMaxReplicas =
-      8;  // those of one machine's GPUs; each doubling keeps one more gradient
+  constexpr int kMaxReplicas = 8;  // one machine's GPUs; each doubling keeps one more gradient
   int virtual_replicas = 1;
   while (2 * virtual_replicas <= std::max(kMaxReplicas, replicas) &&
          microbatches % (2 * virtual_replicas) == 0) {

@@ -1,14 +1,7 @@
 // Decides which replica adds up and updates which weights: a rank's gradient is cut into pieces
 // that are exchanged at once, and each piece into one contiguous share per replica
-// (docs/design/sharding.md).
-//
-// Pure: the planner counts bytes with it, the optimizer carries it out. A layout decides who
-// computes, never what: the bits of a step do not depend on it.
-//
-// Example:
-//   const ShardLayout layout = MakeShardLayout(whole, held, buckets, {.num_replicas = 8});
-//   for (const Extent& e : layout.extents) Update(weights + e.weight, gradient + e.gradient,
-//   e.count);
+// (docs/design/sharding.md). A layout decides who computes, never what: the bits of a step do not
+// depend on it.
 #pragma once
 
 #include <cstdint>
@@ -80,8 +73,7 @@ struct TiedTensor {
 struct ShardOptions {
   int num_replicas = 1;
   int replica = 0;
-  int replicas_per_node =
-      0;  // consecutive ones that exchange among themselves first; 0: all at once
+  int replicas_per_node = 0;  // adjacent ones, which exchange first; 0: all exchange at once
   int64_t piece_elements = int64_t{16} << 20;  // 64 MiB of float32; at least one block is taken
   std::vector<int> stage_of_layer;  // pipeline rank of each layer of the chain; empty: one
 };
@@ -104,10 +96,9 @@ struct ShardLayout {
 // every layer and at both ends of a tied tensor, so that one before such a place may be shorter.
 std::vector<int64_t> SumBlockBorders(const Inventory& whole);
 
-// `held`: the layers of `whole` on this rank, in order, with their parameters. `buckets` cover the
-// rank's gradient buffer without overlap. Shares are as even as borders of blocks allow: a replica
-// that had less of one piece gets more of the next. DEEPNET_CHECKs that `held` is a part of
-// `whole`.
+// `held`: the layers of `whole` on this rank, in order, with their parameters; DEEPNET_CHECKed.
+// `buckets` cover the rank's gradient buffer without overlap. Shares are as even as borders of
+// blocks allow: a replica that had less of one piece gets more of the next.
 ShardLayout MakeShardLayout(const Inventory& whole, const Inventory& held,
                             std::span<const GradientBucket> buckets, const ShardOptions& options);
 
@@ -119,8 +110,7 @@ inline constexpr int64_t kLeastGroups = 16;
 
 // Ends of the groups of `whole`, in layers of the chain; the last is their number. A group is
 // filled from its first layer on, up to the smaller of kGroupElements and 1 / kLeastGroups of the
-// gradient, uses of tied tensors each counted; a larger layer is a group alone. They depend on the
-// model alone, never on the layout, which may cut them.
+// gradient; a larger layer is a group alone. The layout may cut groups, and does not change them.
 std::vector<int> LayerGroupEnds(const Inventory& whole);
 
 // Microbatches [first, end) of a step.
@@ -134,16 +124,13 @@ struct MicrobatchRange {
 // replicas have one more. So replica 0 has as many as any.
 MicrobatchRange MicrobatchesOf(int microbatches, int replicas, int replica);
 
-// Virtual replicas that a rank adds up by itself: virtual_replicas / replicas, or, where that is no
-// whole number, all that the rank computes is one. In the first case every rank's microbatches fall
-// evenly into them and sums have the bits of any other such number of replicas; in the second they
-// differ by rounding.
+// Virtual replicas that a rank adds up by itself: virtual_replicas / replicas, with sums that have
+// the bits of any other such number of replicas; or, where that is no whole number, one.
 int LocalVirtualReplicas(int virtual_replicas, int replicas);
 
 // virtual_replicas where the user left them open: the largest power of two that divides the
 // microbatches, at most 8, or the `replicas` that the user asked for (0: none) if those are more.
-// A function of what the user wrote, never of the ranks of the job, so that they do not change the
-// weights.
+// The ranks of the job do not enter, so that they do not change the weights.
 int DefaultVirtualReplicas(int microbatches, int replicas);
 
 }  // namespace deepnet

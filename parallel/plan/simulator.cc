@@ -5,9 +5,10 @@
 #include "parallel/plan/simulator.h"
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
@@ -25,51 +26,39 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// One direction of one cut between ranks.
-struct Hop {
-  int peer = -1;                     // rank that receives
-  double* wire_free_at = nullptr;    // of the ordered pair of ranks, one for all its cuts
-  double latency = 0, transfer = 0;  // seconds
-};
+absl::Status Bad(size_t rank, const Action& action, const char* what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("schedule: rank ", rank, ", action ", ToText(action), ": ", what));
+}
 
 class Walk {
  public:
-  // Without `network` every message arrives the moment it is made.
   Walk(const Schedule& schedule, const Placement& placement, std::span<const ChunkCost> costs,
-       const Network* network)
+       const Network& network)
       : schedule_(schedule),
         placement_(placement),
         costs_(costs),
+        network_(network),
         num_microbatches_(NumMicrobatches(schedule)),
-        forward_hops_(costs.size()),
-        backward_hops_(costs.size()),
         cells_(costs.size() * num_microbatches_),
         position_(schedule.actions.size(), 0),
         free_at_(schedule.actions.size(), 0),
-        queued_(schedule.actions.size(), true) {
-    for (int c = 1; c < placement.NumChunks(); ++c) {
-      if (!placement.Crosses(c)) continue;
-      const int before = placement.rank_of_chunk[c - 1], after = placement.rank_of_chunk[c];
-      forward_hops_[c - 1] = MakeHop(before, after, costs[c].forward_bytes, network);
-      backward_hops_[c] = MakeHop(after, before, costs[c].backward_bytes, network);
-    }
-  }
+        queued_(schedule.actions.size(), true) {}
 
   // Times of all actions go to `timeline` if there is one. Fails if a rank waits for ever.
   absl::Status Run(std::vector<std::vector<TimedAction>>* timeline) {
-    const int num_ranks = static_cast<int>(position_.size());
-    for (int rank = num_ranks - 1; rank >= 0; --rank) list_.push_back(rank);
+    list_.resize(position_.size());
+    std::iota(list_.rbegin(), list_.rend(), 0);
     while (!list_.empty()) {
       const int rank = list_.back();
       list_.pop_back();
       queued_[rank] = false;
       Advance(rank, timeline);
     }
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      if (position_[rank] == schedule_.actions[rank].size()) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("schedule: rank ", rank, ", action ",
-                       ToText(schedule_.actions[rank][position_[rank]]), ": waits for ever"));
+    for (size_t rank = 0; rank < position_.size(); ++rank) {
+      const std::vector<Action>& actions = schedule_.actions[rank];
+      if (position_[rank] == actions.size()) continue;
+      return Bad(rank, actions[position_[rank]], "waits for ever");
     }
     return absl::OkStatus();
   }
@@ -89,29 +78,13 @@ class Walk {
     return cells_[static_cast<size_t>(chunk) * num_microbatches_ + mb];
   }
 
-  Hop MakeHop(int from, int to, double bytes, const Network* network) {
-    Hop hop{.peer = to, .wire_free_at = &wires_[{from, to}]};
-    if (network == nullptr) return hop;
-    const Link& link = network->Between(from, to);
-    hop.latency = link.latency_seconds;
-    hop.transfer = bytes / link.bytes_per_second;
-    return hop;
-  }
-
+  // `action` computes.
   double ReadyAt(const Action& action) {
     const Cell& cell = At(action.chunk, action.microbatch);
-    switch (action.op) {
-      case Op::kForward:
-        return action.chunk == 0 ? 0 : cell.input;
-      case Op::kBackward:
-      case Op::kBackwardInput:
-        if (action.chunk + 1 == placement_.NumChunks()) return cell.forward;
-        return std::max(cell.forward, cell.output_gradient);
-      case Op::kBackwardWeight:
-        return cell.input_gradient;
-      default:
-        return 0;
-    }
+    if (action.op == Op::kForward) return action.chunk == 0 ? 0 : cell.input;
+    if (action.op == Op::kBackwardWeight) return cell.input_gradient;
+    if (action.chunk + 1 == placement_.NumChunks()) return cell.forward;
+    return std::max(cell.forward, cell.output_gradient);
   }
 
   void Advance(int rank, std::vector<std::vector<TimedAction>>* timeline) {
@@ -132,65 +105,43 @@ class Walk {
     const int chunk = action.chunk, mb = action.microbatch;
     if (action.op == Op::kForward) {
       At(chunk, mb).forward = end;
-      if (chunk + 1 < placement_.NumChunks()) {
-        At(chunk + 1, mb).input = Deliver(forward_hops_[chunk], end);
-      }
+      if (chunk + 1 == placement_.NumChunks()) return;
+      At(chunk + 1, mb).input = Deliver(chunk, chunk + 1, costs_[chunk + 1].forward_bytes, end);
     } else if (action.op != Op::kBackwardWeight) {
       At(chunk, mb).input_gradient = end;
-      if (chunk > 0) At(chunk - 1, mb).output_gradient = Deliver(backward_hops_[chunk], end);
+      if (chunk == 0) return;
+      At(chunk - 1, mb).output_gradient =
+          Deliver(chunk, chunk - 1, costs_[chunk].backward_bytes, end);
     }
   }
 
-  // Returns the time at which the data made at `end` have passed `hop`; wakes the rank that waits
-  // for them.
-  double Deliver(const Hop& hop, double end) {
-    if (hop.peer < 0) return end;
-    if (!queued_[hop.peer]) {
-      queued_[hop.peer] = true;
-      list_.push_back(hop.peer);
+  // Returns the time at which what chunk `from` made at `end` is at chunk `to`; wakes the rank that
+  // waits for it.
+  double Deliver(int from, int to, double bytes, double end) {
+    const int rank = placement_.rank_of_chunk[from], peer = placement_.rank_of_chunk[to];
+    if (rank == peer) return end;
+    if (!queued_[peer]) {
+      queued_[peer] = true;
+      list_.push_back(peer);
     }
-    *hop.wire_free_at = std::max(end, *hop.wire_free_at) + hop.transfer;
-    return *hop.wire_free_at + hop.latency;
+    const Link& link = network_.Between(rank, peer);
+    double& free_at = wires_[{rank, peer}];
+    free_at = std::max(end, free_at) + bytes / link.bytes_per_second;
+    return free_at + link.latency_seconds;
   }
 
   const Schedule& schedule_;
   const Placement& placement_;
   const std::span<const ChunkCost> costs_;
+  const Network network_;
   const int num_microbatches_;
-  std::map<std::pair<int, int>, double> wires_;    // when they are free, from one rank to another
-  std::vector<Hop> forward_hops_, backward_hops_;  // [chunk] from it to the next, to the one before
-  std::vector<Cell> cells_;                        // [chunk][microbatch]
-  std::vector<size_t> position_;                   // [rank]
-  std::vector<double> free_at_;                    // [rank]
-  std::vector<char> queued_;                       // [rank]
-  std::vector<int> list_;                          // ranks that may be able to move
+  absl::flat_hash_map<std::pair<int, int>, double> wires_;  // free at; from one rank to another
+  std::vector<Cell> cells_;                                 // [chunk][microbatch]
+  std::vector<size_t> position_;                            // [rank]
+  std::vector<double> free_at_;                             // [rank]
+  std::vector<char> queued_;                                // [rank]
+  std::vector<int> list_;                                   // ranks that may be able to move
 };
-
-// Checks what the walk takes for granted.
-absl::Status CheckPlaces(const Schedule& schedule, const Placement& placement) {
-  for (int rank = 0; rank < std::ssize(schedule.actions); ++rank) {
-    for (const Action& action : schedule.actions[rank]) {
-      if (action.microbatch >= 0 && action.chunk >= 0 && action.chunk < placement.NumChunks() &&
-          placement.rank_of_chunk[action.chunk] == rank) {
-        continue;
-      }
-      return absl::InvalidArgumentError(absl::StrCat("schedule: rank ", rank, ", action ",
-                                                     ToText(action), ": not of this placement"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void AddUp(Simulation& simulation) {
-  double sum = 0;
-  for (const std::vector<TimedAction>& actions : simulation.timeline) {
-    double& busy = simulation.busy.emplace_back(0);
-    for (const TimedAction& timed : actions) busy += timed.end - timed.start;
-    sum += busy;
-  }
-  const double available = simulation.makespan * static_cast<double>(simulation.busy.size());
-  simulation.bubble = available > 0 ? std::max(0.0, 1 - sum / available) : 0;
-}
 
 }  // namespace
 
@@ -201,17 +152,28 @@ absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& p
     return absl::InvalidArgumentError(absl::StrCat(
         "schedule: ", schedule.actions.size(), " ranks listed, expected ", placement.NumRanks()));
   }
-  RETURN_IF_ERROR(CheckPlaces(schedule, placement));
+  for (int rank = 0; rank < std::ssize(schedule.actions); ++rank) {
+    for (const Action& action : schedule.actions[rank]) {
+      if (action.microbatch < 0 || action.chunk < 0 || action.chunk >= placement.NumChunks() ||
+          placement.rank_of_chunk[action.chunk] != rank) {
+        return Bad(rank, action, "not of this placement");
+      }
+    }
+  }
   Simulation simulation;
   simulation.timeline.resize(schedule.actions.size());
-  for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
-    simulation.timeline[rank].reserve(schedule.actions[rank].size());
-  }
-  Walk walk(schedule, placement, costs, &network);
+  Walk walk(schedule, placement, costs, network);
   RETURN_IF_ERROR(walk.Run(&simulation.timeline));
   simulation.makespan = walk.Makespan();
-  AddUp(simulation);
-  Walk without_communication(schedule, placement, costs, nullptr);
+  double sum = 0;
+  for (const std::vector<TimedAction>& actions : simulation.timeline) {
+    double& busy = simulation.busy.emplace_back(0);
+    for (const TimedAction& timed : actions) busy += timed.end - timed.start;
+    sum += busy;
+  }
+  const double available = simulation.makespan * static_cast<double>(simulation.busy.size());
+  simulation.bubble = available > 0 ? std::max(0.0, 1 - sum / available) : 0;
+  Walk without_communication(schedule, placement, costs, Network{});  // every link is free
   RETURN_IF_ERROR(without_communication.Run(nullptr));
   if (simulation.makespan > 0) {
     simulation.exposed_communication = 1 - without_communication.Makespan() / simulation.makespan;

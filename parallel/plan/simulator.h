@@ -1,9 +1,8 @@
 // How long a schedule takes, given what each chunk costs.
 //
-// Ranks take their actions in order, each as soon as the rank is free and its inputs are there.
-// Sends happen in the background: a message starts when its action ends and costs the rank no time.
-// Each ordered pair of ranks is one link, which carries one message at a time in the order of
-// production; both directions of a pair are independent, and so are pairs.
+// Ranks take their actions in order, each as soon as the rank is free and its inputs are there. A
+// message starts when its action ends and costs the rank no time. Each ordered pair of ranks is one
+// link, which carries one message at a time in the order of production; links are independent.
 #pragma once
 
 #include <limits>
@@ -56,11 +55,9 @@ struct Simulation {
   std::vector<std::vector<TimedAction>> timeline;  // [rank], computing only, in order
 };
 
-// Transfers in `schedule` (check_schedule.h) are skipped: the same ones are implied. costs has one
-// element per chunk of the placement. Takes time proportional to the number of actions.
-//
-// InvalidArgument naming the stuck rank and action if the schedule waits for ever, or whose owner
-// or chunk is not the placement's.
+// Transfers in `schedule` are skipped: the same ones are implied. `costs` has one element per chunk
+// of the placement. Takes time proportional to the number of actions. InvalidArgument naming the
+// rank and the action that waits for ever, or whose owner or chunk is not the placement's.
 absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& placement,
                                     std::span<const ChunkCost> costs, const Network& network = {});
 

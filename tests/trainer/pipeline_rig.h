@@ -11,9 +11,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/plan/inventory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/schedule.h"
-#include "parallel/plan/stage_messages.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"

@@ -21,7 +21,6 @@ namespace {
 
 constexpr char kStreamType[] = "float32";
 constexpr int kPadRow = 1;            // id of <pad>
-constexpr int64_t kFloatBytes = 4;    // residual stream, statistics
 constexpr int64_t kDoubleBytes = 8;   // decisions of LibTorch's dropout
 constexpr int64_t kPackedRows = 256;  // that native kernels pack together for a weight gradient
 constexpr int kNever = Recompute_ARRAYSIZE;

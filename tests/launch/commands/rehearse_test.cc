@@ -240,8 +240,8 @@ TEST(RehearsalCases, TakeTheirExchangesFromThePlan) {
   ASSERT_EQ(exchange.stages.size(), 4u);
   for (int stage = 0; stage < 4; ++stage) {  // one chunk each
     EXPECT_EQ(exchange.stages[stage].gradient_bytes, exchange.gradient_bytes[stage]);
-    EXPECT_GT(exchange.stages[stage].seconds.reduce, 0.0);
-    EXPECT_GT(exchange.stages[stage].seconds.gather, 0.0);
+    EXPECT_GT(exchange.stages[stage].reduce_seconds, 0.0);
+    EXPECT_GT(exchange.stages[stage].gather_seconds, 0.0);
   }
   const auto simulated =
       Simulate(made->job.ScheduleOf(0), made->job.placement, made->job.costs, made->job.network);

@@ -48,7 +48,9 @@ RehearsalJob MakeReplicatedJob(double unit) {
   RehearsalJob job = MakeJob("1f1b", shape, unit);
   job.exchange = {.replicas = 2,
                   .stages = {2,
-                             {.seconds = {.reduce = 2 * unit, .gather = 2 * unit, .tied = 2 * unit},
+                             {.reduce_seconds = 2 * unit,
+                              .gather_seconds = 2 * unit,
+                              .tied_seconds = 2 * unit,
                               .gradient_bytes = 4000,
                               .weight_bytes = 2000,
                               .foreign_bytes = 600}},
@@ -238,7 +240,9 @@ TimedAction At(Op op, int chunk, int microbatch, double start, double end) {
 }
 
 StageExchange Stage(double reduce, double tied, double gather) {
-  return {.seconds = {.reduce = reduce, .gather = gather, .tied = tied},
+  return {.reduce_seconds = reduce,
+          .gather_seconds = gather,
+          .tied_seconds = tied,
           .gradient_bytes = 400,
           .weight_bytes = 300,
           .foreign_bytes = tied > 0 ? 120 : 0};

@@ -1,8 +1,6 @@
 #include "parallel/plan/memory.h"
 
 #include <algorithm>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -12,7 +10,7 @@
 namespace deepnet {
 namespace {
 
-using Pending = std::vector<std::vector<PendingMatrices>>;
+using Pending = std::vector<PendingMatrices>;
 using testing::kDecoderOperands;
 using testing::kEncoderOperands;
 using testing::kInner;
@@ -179,11 +177,7 @@ TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
   // q, its input, the output, its input; keys and values; the encoder output itself.
   EXPECT_EQ(PendingBytes(MakePendingMatrices(inventory, {3, 4}, {})),
             encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
-  std::set<std::pair<int64_t, int64_t>> shapes;
-  for (const PendingMatrices& matrices : MakePendingMatrices(inventory, {0, 5}, {})) {
-    EXPECT_TRUE(shapes.emplace(matrices.rows, matrices.columns).second);
-  }
-  EXPECT_TRUE(shapes.contains({kRows, kInner}));
+  EXPECT_TRUE(MakePendingMatrices(inventory, {0, 5}, {}).contains({kRows, kInner}));
   RankUse rank = Whole(inventory);
   const int64_t without = EstimateMemory(inventory, rank, {}).activations();
   rank.deferred_bytes = 123;
@@ -320,7 +314,7 @@ TEST(CountInFlight, FindsTheMostOfEveryChunkAndThePeaksWhenNoOtherMomentHasAsMuc
 }
 
 TEST(CountInFlight, WeightGradientsOfAVirtualReplicaAreThereBeforeTheNextOneBegins) {
-  const Pending pending = {{{.rows = 5, .columns = 2, .bytes = 10}}};
+  const Pending pending = {{{{5, 2}, 10}}};
   const std::vector<Action> late = {{F, 0, 0}, {F, 0, 1}, {F, 0, 2}, {I, 0, 0}, {I, 0, 1},
                                     {I, 0, 2}, {W, 0, 0}, {W, 0, 1}, {W, 0, 2}};
   EXPECT_EQ(DeferredBytes(late, pending, 3), 30);
@@ -329,7 +323,7 @@ TEST(CountInFlight, WeightGradientsOfAVirtualReplicaAreThereBeforeTheNextOneBegi
 }
 
 TEST(CountInFlight, AWholeBackwardPassBeginsAVirtualReplicaToo) {
-  const Pending pending = {{{.rows = 5, .columns = 2, .bytes = 10}}};
+  const Pending pending = {{{{5, 2}, 10}}};
   const std::vector<Action> mixed = {{F, 0, 0}, {F, 0, 1}, {F, 0, 2}, {I, 0, 0},
                                      {B, 0, 1}, {I, 0, 2}, {W, 0, 0}, {W, 0, 2}};
   EXPECT_EQ(DeferredBytes(mixed, pending, 3), 20);
@@ -340,12 +334,11 @@ TEST(CountInFlight, AWholeBackwardPassBeginsAVirtualReplicaToo) {
 TEST(CountInFlight, ChunksLendEachOtherBuffersOfOneShapeAlone) {
   const std::vector<Action> turns = {{F, 0, 0}, {F, 1, 0}, {I, 1, 0},
                                      {W, 1, 0}, {I, 0, 0}, {W, 0, 0}};
-  const PendingMatrices small{.rows = 5, .columns = 2, .bytes = 10};
-  const PendingMatrices large{.rows = 5, .columns = 2, .bytes = 30};
-  const PendingMatrices other{.rows = 2, .columns = 5, .bytes = 10};
-  EXPECT_EQ(DeferredBytes(turns, {{small}, {large}}, 1), 30);
-  EXPECT_EQ(DeferredBytes(turns, {{other}, {large}}, 1), 40);
-  EXPECT_EQ(DeferredBytes(turns, {{small, other}, {large}}, 1), 40);
+  const PendingMatrices small{{{5, 2}, 10}}, large{{{5, 2}, 30}}, other{{{2, 5}, 10}};
+  const PendingMatrices both{{{5, 2}, 10}, {{2, 5}, 10}};
+  EXPECT_EQ(DeferredBytes(turns, {small, large}, 1), 30);
+  EXPECT_EQ(DeferredBytes(turns, {other, large}, 1), 40);
+  EXPECT_EQ(DeferredBytes(turns, {both, large}, 1), 40);
 }
 
 }  // namespace

@@ -202,19 +202,19 @@ bool IsSentThough(const Action& send, Schedule schedule, const Placement& placem
     if (!IsTransfer(end->op) && number++ == count) break;
   }
   list.erase(end, list.end());
-  ScheduleProgress progress(placement.NumChunks(), 100);
+  ScheduleProgress progress{placement.NumChunks()};
   std::vector<size_t> position(schedule.actions.size(), 0);
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t r = 0; r < position.size(); ++r) {
       for (; position[r] < schedule.actions[r].size(); ++position[r], moved = true) {
         const Action& action = schedule.actions[r][position[r]];
-        if (!IsReceive(action.op) && progress.WaitsFor(action, nullptr)) break;
-        progress.Mark(action);
+        if (!IsReceive(action.op) && progress.WaitsFor(action)) break;
+        progress.done.insert(action);
       }
     }
   }
-  return progress.Done(send);
+  return progress.done.contains(send);
 }
 
 TEST(MessageOrder, BehindOwnWorkNoPostWaitsForALaterActionOfItsRank) {

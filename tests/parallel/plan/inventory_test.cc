@@ -1,4 +1,4 @@
-#include "parallel/plan/stage_messages.h"
+#include "parallel/plan/inventory.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "parallel/plan/schedule_drawing.h"
+#include "parallel/plan/planner_text.h"
 
 #include <fstream>
 #include <sstream>
