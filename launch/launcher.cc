@@ -42,8 +42,7 @@ absl::StatusOr<int> NumberOf(const GetEnvFn& environment, const char* name, int 
   if (text.empty()) return otherwise;
   int number = 0;
   if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
-  return PreflightError(
-      absl::StrCat(name, " is \"", text, "\": must be a number from ", least, " to ", most));
+  return PreflightError(name, " is \"", text, "\": must be a number from ", least, " to ", most);
 }
 
 // "tcp://h1:29500" or "file:///shared/run.rendezvous".
@@ -61,8 +60,8 @@ absl::Status ReadInitMethod(const std::string& text, Launch* launch) {
       launch->port <= 65535) {
     return absl::OkStatus();
   }
-  return PreflightError(absl::StrCat("INIT_METHOD is \"", text,
-                                     "\": must be tcp://HOST:PORT, file:///PATH or env://"));
+  return PreflightError("INIT_METHOD is \"", text,
+                        "\": must be tcp://HOST:PORT, file:///PATH or env://");
 }
 
 // Where the ranks meet: what the user says, or `host` and `port`.
@@ -86,7 +85,7 @@ absl::Status ReadTorchrun(const GetEnvFn& environment, int size, Launch* launch)
   launch->size = size;
   ASSIGN_OR_RETURN(launch->rank, NumberOf(environment, "RANK", 0, size - 1, -1));
   if (launch->rank < 0) {
-    return PreflightError(absl::StrCat("WORLD_SIZE is ", size, ", but RANK is not set"));
+    return PreflightError("WORLD_SIZE is ", size, ", but RANK is not set");
   }
   launch->agent_store = TextOf(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True";
   launch->prefix = TextOf(environment, "TORCHELASTIC_RESTART_COUNT");
@@ -111,9 +110,8 @@ constexpr char kSecretVariable[] = "DEEPNET_JOB_SECRET";
 constexpr size_t kLeastSecretBytes = 16;
 
 absl::Status SecretError(const std::string& what, const std::string& why) {
-  return PreflightError(
-      absl::StrCat(what, ": ", why, " (ranks prove by a secret that they are of one job: set ",
-                   kSecretVariable, ", or let ~/.config/deepnet/job_secret be made)"));
+  return PreflightError(what, ": ", why, " (ranks prove by a secret that they are of one job: set ",
+                        kSecretVariable, ", or let ~/.config/deepnet/job_secret be made)");
 }
 
 Descriptor OpenSecret(const std::string& path, int flags) {
@@ -183,10 +181,9 @@ absl::StatusOr<Launch> FindLaunch(const GetEnvFn& environment, bool has_mpi) {
   } else if (!TextOf(environment, "SLURM_STEP_ID").empty() && tasks > 1) {
     RETURN_IF_ERROR(ReadSlurm(environment, tasks, &launch));
   } else if (mpi_ranks > 1) {
-    return PreflightError(
-        absl::StrCat("mpirun started ", mpi_ranks,
-                     " ranks of a program that was built without MPI: build it with "
-                     "MPI, or set RANK, WORLD_SIZE and MASTER_ADDR"));
+    return PreflightError("mpirun started ", mpi_ranks,
+                          " ranks of a program that was built without MPI: build it with "
+                          "MPI, or set RANK, WORLD_SIZE and MASTER_ADDR");
   }
   return launch;
 }

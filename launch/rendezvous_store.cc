@@ -103,17 +103,17 @@ class C10dStore final : public RendezvousStore {
 
 absl::Status OpenError(const Launch& launch, bool serves, absl::Duration limit,
                        const std::string& text) {
-  if (!launch.file.empty()) return PreflightError(absl::StrCat(launch.Place(), ": ", text));
+  if (!launch.file.empty()) return PreflightError(launch.Place(), ": ", text);
   if (serves) {
     const bool in_use =
         absl::StrContains(text, "EADDRINUSE") || absl::StrContains(text, "address already in use");
-    return PreflightError(absl::StrCat("rank 0 cannot listen at ", launch.Place(), ": ",
-                                       in_use ? "the port is in use, by another program, an "
-                                                "earlier job, or a second rank 0"
-                                              : text));
+    return PreflightError("rank 0 cannot listen at ", launch.Place(), ": ",
+                          in_use ? "the port is in use, by another program, an "
+                                   "earlier job, or a second rank 0"
+                                 : text);
   }
-  return PreflightError(absl::StrCat("rank 0 did not come: nobody answers at ", launch.Place(),
-                                     " within ", absl::FormatDuration(limit), ": ", text));
+  return PreflightError("rank 0 did not come: nobody answers at ", launch.Place(), " within ",
+                        absl::FormatDuration(limit), ": ", text);
 }
 
 // Connects to the store within kSayWaitingAfter; null if that fails.

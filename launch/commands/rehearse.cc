@@ -281,9 +281,9 @@ absl::StatusOr<Prepared> Prepare(const CommandLine& line) {
 
 absl::Status CheckRanks(const RehearsalJob& job, const Communicator& world) {
   if (world.size() == 1 || world.size() == job.NumRanks()) return absl::OkStatus();
-  return ConfigError(absl::StrCat("the plan has ", job.NumRanks(), " ranks (",
-                                  job.placement.NumRanks(), " stages x ", job.exchange.replicas,
-                                  " replicas), but ", world.size(), " were started"));
+  return ConfigError("the plan has ", job.NumRanks(), " ranks (", job.placement.NumRanks(),
+                     " stages x ", job.exchange.replicas, " replicas), but ", world.size(),
+                     " were started");
 }
 
 absl::Status Rehearse(const CommandLine& line, Communicator& world) {
@@ -338,9 +338,8 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
   if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
   const int64_t size = corpus->vocabulary().size();
   if (run.model().vocabulary_size() != size) {
-    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
-                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
-                                    size));
+    return ConfigError("model.vocabulary_size: ", run.model().vocabulary_size(), ": the corpus ",
+                       run.data().folder(), " has a vocabulary of ", size);
   }
   DataSpec data = run.data();
   RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),

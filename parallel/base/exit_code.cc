@@ -1,7 +1,6 @@
 #include "parallel/base/exit_code.h"
 
 #include "absl/strings/cord.h"
-#include "absl/strings/str_cat.h"
 
 namespace deepnet {
 namespace {
@@ -17,14 +16,6 @@ absl::Status WithExitCode(absl::Status status, ExitCode code) {
     status.SetPayload(kPayload, absl::Cord(std::to_string(static_cast<int>(code))));
   }
   return status;
-}
-
-absl::Status PreflightError(const std::string& message) {
-  return WithExitCode(absl::FailedPreconditionError(message), ExitCode::kPreflight);
-}
-
-absl::Status ConfigError(const std::string& message) {
-  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kBadConfig);
 }
 
 ExitCode GetExitCode(const absl::Status& status) {

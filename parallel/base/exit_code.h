@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace deepnet {
 
@@ -28,9 +29,16 @@ enum class ExitCode {
 // Returns `status` with `code` attached. An OK status stays as it is, and so does an earlier code.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig.
-absl::Status PreflightError(const std::string& message);
-absl::Status ConfigError(const std::string& message);
+// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig; the message is made of
+// what absl::StrCat takes.
+template <typename... Parts>
+absl::Status PreflightError(const Parts&... parts) {
+  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(parts...)), ExitCode::kPreflight);
+}
+template <typename... Parts>
+absl::Status ConfigError(const Parts&... parts) {
+  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(parts...)), ExitCode::kBadConfig);
+}
 
 bool HasExitCode(const absl::Status& status);  // one was attached
 

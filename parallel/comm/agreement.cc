@@ -68,7 +68,7 @@ std::pair<std::string, std::string> FirstDifference(const std::string& a, const 
 }
 
 absl::Status AgreedError(const std::string& message) {
-  return Agreed(PreflightError("preflight: " + message));
+  return Agreed(PreflightError("preflight: ", message));
 }
 
 // The error where values differ. The most frequent value (of the lowest rank among equals) is taken
@@ -92,6 +92,22 @@ absl::Status Disagreement(const std::string& name, const std::vector<std::string
       absl::StrCat(name, " is not the same on all ranks: ", absl::StrJoin(parts, "; ")));
 }
 
+// Returns every rank's text, in rank order: on rank 0, or on all.
+absl::StatusOr<std::vector<std::string>> ExchangeTexts(Communicator& comm, std::string_view mine,
+                                                       bool to_all) {
+  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, AllGatherValue(comm, mine.size()));
+  std::string own(mine);
+  std::vector<std::string> texts(comm.size());
+  std::vector<Buffer> send(comm.size()), receive(comm.size());
+  send[0] = Buffer::Of(std::span(own));
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (to_all || comm.rank() == 0) texts[rank].resize(lengths[rank]);
+    receive[rank] = Buffer::Of(std::span(texts[rank]));
+  }
+  RETURN_IF_ERROR(Finish(to_all ? comm.AllGather(send[0], receive) : comm.AllToAll(send, receive)));
+  return texts;
+}
+
 }  // namespace
 
 absl::Status AgreeOnStatus(Communicator& comm, const absl::Status& mine) {
@@ -108,33 +124,11 @@ void EndJobUnlessAgreed(Communicator& world, const absl::Status& status) {
 }
 
 absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine) {
-  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, AllGatherValue(comm, mine.size()));
-  std::string own(mine);
-  std::vector<std::string> texts(comm.size());
-  std::vector<Buffer> parts(comm.size());
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    texts[rank].resize(lengths[rank]);
-    parts[rank] = Buffer::Of(std::span(texts[rank]));
-  }
-  ASSIGN_OR_RETURN(auto bytes, comm.AllGather(Buffer::Of(std::span(own)), parts));
-  RETURN_IF_ERROR(bytes->Wait());
-  return texts;
+  return ExchangeTexts(comm, mine, /*to_all=*/true);
 }
 
 absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::string_view mine) {
-  ASSIGN_OR_RETURN(const std::vector<size_t> lengths, AllGatherValue(comm, mine.size()));
-  std::string own(mine);
-  std::vector<std::string> texts(comm.size());
-  std::vector<Buffer> send(comm.size(), Buffer::Of(std::span(own).first(0)));
-  std::vector<Buffer> receive(comm.size());
-  send[0] = Buffer::Of(std::span(own));
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    if (comm.rank() == 0) texts[rank].resize(lengths[rank]);
-    receive[rank] = Buffer::Of(std::span(texts[rank]));
-  }
-  ASSIGN_OR_RETURN(auto bytes, comm.AllToAll(send, receive));
-  RETURN_IF_ERROR(bytes->Wait());
-  return texts;
+  return ExchangeTexts(comm, mine, /*to_all=*/false);
 }
 
 absl::StatusOr<std::string> BroadcastText(Communicator& comm, std::string_view text, int root) {

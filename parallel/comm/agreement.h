@@ -1,7 +1,6 @@
 // Texts and messages that ranks tell each other, and checks that they make before they rely on each
-// other: all got as far, all were told the same, all see the same folder. Collective and blocking;
-// every rank gets the same answer, and an error of a check is marked as one that all know of
-// (IsAgreed), so that it is printed once.
+// other. Collective and blocking; every rank gets the same answer, and an error of a check is
+// marked as one that all know of (IsAgreed), so that it is printed once.
 //
 // Example, at the start of a job:
 //   const Fact facts[] = {{"binary", hash}, {"RunSpec", run.DebugString()}};

@@ -19,17 +19,14 @@ namespace {
 // Up to so many bytes per rank a sum is one exchange of everything instead of two of slices.
 constexpr size_t kSmallBytes = 4096;
 
-template <typename T>
-void AddInto(std::span<T> sum, const T* values) {
-  for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
-}
-
 // Row r of `rows` (each as long as `values`) is rank r's part; values <- row 0 + row 1 + ...
 template <typename T>
 void SumRows(const std::vector<T>& rows, std::span<T> values) {
   const size_t width = values.size();
   std::copy_n(rows.begin(), width, values.begin());
-  for (size_t at = width; at < rows.size(); at += width) AddInto(values, rows.data() + at);
+  for (size_t at = width; at < rows.size(); at += width) {
+    std::transform(values.begin(), values.end(), rows.begin() + at, values.begin(), std::plus());
+  }
 }
 
 template <typename T>
@@ -44,9 +41,8 @@ std::vector<Buffer> Rows(std::vector<T>& rows, size_t width, int num_rows) {
 template <typename T>
 absl::Status SumSmall(Communicator& comm, std::span<T> values, absl::Duration limit) {
   std::vector<T> rows(values.size() * comm.size());
-  ASSIGN_OR_RETURN(auto gathered,
-                   comm.AllGather(Buffer::Of(values), Rows(rows, values.size(), comm.size())));
-  RETURN_IF_ERROR(gathered->Wait(limit));
+  RETURN_IF_ERROR(
+      Finish(comm.AllGather(Buffer::Of(values), Rows(rows, values.size(), comm.size())), limit));
   SumRows(rows, values);
   return absl::OkStatus();
 }
@@ -66,11 +62,9 @@ absl::Status SumBySlices(Communicator& comm, std::span<T> values, absl::Duration
     slices.push_back(Buffer::Of(slice));
   }
   std::vector<T> rows(mine.size() * size);
-  ASSIGN_OR_RETURN(auto exchanged, comm.AllToAll(slices, Rows(rows, mine.size(), comm.size())));
-  RETURN_IF_ERROR(exchanged->Wait(limit));
+  RETURN_IF_ERROR(Finish(comm.AllToAll(slices, Rows(rows, mine.size(), comm.size())), limit));
   SumRows(rows, mine);
-  ASSIGN_OR_RETURN(auto gathered, comm.AllGather(Buffer::Of(mine), slices));
-  return gathered->Wait(deadline - absl::Now());
+  return Finish(comm.AllGather(Buffer::Of(mine), slices), deadline - absl::Now());
 }
 
 template <typename T>
@@ -120,21 +114,6 @@ Communicator::TransferOr StartParts(
   return std::make_unique<JoinedTransfer>(name, std::move(parts));
 }
 
-absl::Status CopyOwn(const char* call, const Buffer& from, const Buffer& to) {
-  if (from.bytes != to.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(call, ": the own part has ", from.bytes,
-                                                   " B to send and ", to.bytes, " B to receive"));
-  }
-  if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
-  return absl::OkStatus();
-}
-
-absl::Status CheckCount(const char* call, size_t count, int size) {
-  if (count == static_cast<size_t>(size)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(call, ": ", count, " buffers in a group of ", size));
-}
-
 }  // namespace
 
 Communicator::TransferOr Communicator::SendAll(std::span<const Buffer> buffers, int peer, int tag) {
@@ -156,8 +135,7 @@ Communicator::TransferOr Communicator::ReduceScatter(Buffer) {
 
 absl::Status Communicator::Barrier(absl::Duration limit) {
   std::vector<char> here(size() + 1);
-  ASSIGN_OR_RETURN(auto all, AllGather(Buffer::Of(std::span(here).last(1)), Rows(here, 1, size())));
-  return all->Wait(limit);
+  return Finish(AllGather(Buffer::Of(std::span(here).last(1)), Rows(here, 1, size())), limit);
 }
 
 absl::Status Communicator::AllReduceSum(std::span<float> values, absl::Duration limit) {
@@ -179,8 +157,11 @@ absl::Status Communicator::Broadcast(Buffer buffer, int root, absl::Duration lim
   std::vector<Buffer> receive(size(), nothing);
   send[rank()] = nothing;
   if (rank() != root) receive[root] = buffer;
-  ASSIGN_OR_RETURN(auto sent, AllToAll(send, receive));
-  return sent->Wait(limit);
+  return Finish(AllToAll(send, receive), limit);
+}
+
+absl::Status Finish(const Communicator::TransferOr& transfer, absl::Duration limit) {
+  return transfer.ok() ? (*transfer)->Wait(limit) : transfer.status();
 }
 
 void EndJob(Communicator& comm, const absl::Status& status) {
@@ -236,9 +217,17 @@ Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
                                                        std::span<const Buffer> send,
                                                        std::span<const Buffer> receive) {
   RETURN_IF_ERROR(CheckAlive(call));
-  RETURN_IF_ERROR(CheckCount(call, send.size(), size()));
-  RETURN_IF_ERROR(CheckCount(call, receive.size(), size()));
-  RETURN_IF_ERROR(CopyOwn(call, send[rank()], receive[rank()]));
+  for (const size_t count : {send.size(), receive.size()}) {
+    if (count == static_cast<size_t>(size())) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(call, ": ", count, " buffers in a group of ", size()));
+  }
+  const Buffer &from = send[rank()], &to = receive[rank()];
+  if (from.bytes != to.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(call, ": the own part has ", from.bytes,
+                                                   " B to send and ", to.bytes, " B to receive"));
+  }
+  if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
   std::vector<std::unique_ptr<Transfer>> parts;
   for (const auto kind : {Message::Kind::kReceive, Message::Kind::kSend}) {
     const bool sends = kind == Message::Kind::kSend;

@@ -1,15 +1,14 @@
 // The exchange of bytes between the ranks of a job: the one seam between this program and threads,
-// MPI or NCCL.
+// TCP, MPI or NCCL.
 //
 // Contract, the same for every implementation (tests/parallel/comm/communicator_contract.h):
 //   - A communicator is one rank's view of a group of `size()` ranks. One thread at a time uses it;
-//     communicators that Split made may be used by other threads at the same time.
+//     other threads may use communicators that Split made.
 //   - Every call returns a Transfer at once or fails at once; the memory of its buffers belongs to
-//     the communicator until that transfer is finished. Memory is the host's unless a Device says
-//     otherwise.
-//   - Point to point: messages between two ranks with the same tag arrive in the order in which
-//     they were sent; messages with different tags are independent. Sender and receiver state the
-//     same byte count. A send may finish only when the peer receives.
+//     the communicator until that transfer is finished.
+//   - Messages between two ranks with the same tag arrive in the order in which they were sent;
+//     those with different tags are independent. Sender and receiver state the same byte count. A
+//     send may finish only when the peer receives.
 //   - Collectives: every rank of the group starts the same ones in the same order, with matching
 //     sizes. Several may be under way at once, beside messages; none disturbs another.
 //   - Sums are taken in rank order with the element type's own addition, ((r0 + r1) + r2) + ..., so
@@ -74,9 +73,8 @@ class Transfer {
   // Blocks until the buffers may be reused (sent) or read (received), without keeping a core busy.
   absl::Status Wait() { return Wait(absl::InfiniteDuration()); }
 
-  // The same for at most `limit`. DeadlineExceeded means only that time is up: the transfer is
-  // still under way and can be waited for again. Any other result is final and comes again when
-  // asked.
+  // The same for at most `limit`. After DeadlineExceeded the transfer is still under way and can be
+  // waited for again. Any other result is final and comes again when asked.
   virtual absl::Status Wait(absl::Duration limit) = 0;
 
   // Returns true if Wait would return at once. Does not block; asking makes nothing faster.
@@ -160,20 +158,22 @@ class Communicator {
 // them ends the job with another code. Any thread may call it.
 void EndJob(Communicator& comm, const absl::Status& status);
 
+// Waits for a transfer that has been started.
+absl::Status Finish(const Communicator::TransferOr& transfer,
+                    absl::Duration limit = absl::InfiniteDuration());
+
 // Collective, blocking. Returns `mine` of every rank, whose bytes are its own wire form, by rank.
 template <typename T>
 absl::StatusOr<std::vector<T>> AllGatherValue(Communicator& comm, T mine) {
   std::vector<T> all(comm.size());
   std::vector<Buffer> buffers;
   for (T& value : all) buffers.push_back(Buffer::Of(std::span(&value, 1)));
-  ASSIGN_OR_RETURN(const auto gathered, comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers));
-  RETURN_IF_ERROR(gathered->Wait());
+  RETURN_IF_ERROR(Finish(comm.AllGather(Buffer::Of(std::span(&mine, 1)), buffers)));
   return all;
 }
 
 // A backend that moves messages of host memory. Its collectives are one message per pair, none for
-// 0 bytes; peers are taken in the order rank + 1, rank + 2, ... so that not everybody sends to rank
-// 0 first.
+// 0 bytes, in an order in which not everybody sends to rank 0 first.
 class MessageCommunicator : public Communicator {
  public:
   struct Message {
@@ -212,12 +212,10 @@ class MessageCommunicator : public Communicator {
                       std::span<const Buffer> receive);
 };
 
-// Checks the arguments of Send and Receive. InvalidArgument names them and `call`, which is
-// "Send to" or "Receive from".
+// Checks the arguments of a message; `call` is "Send to" or "Receive from".
 absl::Status CheckMessage(const char* call, const Communicator& comm, int peer, int tag);
 
-// The group of one rank: collectives copy the own part, and messages are errors because there is
-// no peer.
+// The group of one rank: collectives copy the own part, and messages have no peer.
 class SelfCommunicator final : public MessageCommunicator {
  public:
   int rank() const override { return 0; }

@@ -22,9 +22,9 @@ constexpr int64_t kScratchFloats = 8;  // of each rank, at least, for Connect
 
 // Ends the job, since the transfers that are under way are going to be dropped.
 absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration limit) {
-  absl::Status status = PreflightError(absl::StrCat(
+  absl::Status status = PreflightError(
       "rank ", comm.rank(), " (host ", HostName(), ") heard nothing from ", peers, " within ",
-      absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow"));
+      absl::FormatDuration(limit), ": the way between them is cut, blocked or very slow");
   EndJob(comm, status);
   return status;
 }

@@ -19,6 +19,7 @@
 #include <mpi.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include <sys/prctl.h>
 
 #include "parallel/base/check.h"
@@ -31,27 +32,13 @@
 namespace deepnet {
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
 // Messages travel in pieces of at most so many bytes: MPI counts in ints, and each piece that ends
 // shows that a long message moves, which keeps the pauses between looks short.
 constexpr int64_t kPieceBytes = 4 << 20;
 
-constexpr microseconds kShortestPause(20);
-constexpr microseconds kLongestPause(500);
-
 // Limits for MPI to end the job, and to finish a message that was given up.
-constexpr seconds kAbortLimit(5);
-constexpr seconds kGiveUpLimit(1);
-
-// Returns how long to sleep before looking again when nothing has happened for `idle`: an end is
-// found late by at most an eighth of the time that it took.
-microseconds Pause(steady_clock::duration idle) {
-  return std::clamp(std::chrono::duration_cast<microseconds>(idle) / 8, kShortestPause,
-                    kLongestPause);
-}
+constexpr absl::Duration kAbortLimit = absl::Seconds(5);
+constexpr absl::Duration kGiveUpLimit = absl::Seconds(1);
 
 std::string ErrorText(int error) {
   char text[MPI_MAX_ERROR_STRING];
@@ -92,7 +79,7 @@ absl::Status StartMpi() {
   return absl::OkStatus();
 }
 
-class MpiProgress {
+class MpiProgress : public MessageBackend {
  public:
   // Ends MPI, when every rank has come here. No message is under way, unless given up.
   ~MpiProgress() {
@@ -132,28 +119,16 @@ class MpiProgress {
     Enqueue([this, message = std::move(message)] { Post(message); });
   }
 
-  bool Wait(MpiMessage& message, absl::Duration limit) {
-    const MutexLock lock(mutex_);
-    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
-  }
-
   // Takes the message's memory back: cancels what can be cancelled and waits a moment for the rest.
   // If that does not end, no message of this process moves any more.
   void GiveUp(const std::shared_ptr<MpiMessage>& message) {
     {
       const MutexLock lock(mutex_);
       if (message->finished) return;
-      if (given_up_.empty()) given_up_ = message->Text();
+      SetGivenUp(*message);
     }
     Run([&] { Cancel(*message); });
-    if (!Wait(*message, absl::FromChrono(kGiveUpLimit))) Run([&] { frozen_ = true; });
-  }
-
-  // OK, or Aborted with what was given up.
-  absl::Status Alive() {
-    const MutexLock lock(mutex_);
-    if (given_up_.empty()) return absl::OkStatus();
-    return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
+    if (!Wait(*message, kGiveUpLimit)) Run([&] { frozen_ = true; });
   }
 
   // Does not return.
@@ -162,7 +137,7 @@ class MpiProgress {
     Enqueue([=] { MPI_Abort(MPI_COMM_WORLD, exit_code); });
     // The thread may be inside of a call that waits for a lost peer. Then this process ends alone,
     // and its launcher ends the others.
-    std::this_thread::sleep_for(kAbortLimit);
+    absl::SleepFor(kAbortLimit);
     _exit(exit_code);
   }
 
@@ -176,7 +151,7 @@ class MpiProgress {
   void Loop() {
     prctl(PR_SET_NAME, "mpi");
     prctl(PR_SET_TIMERSLACK, 1000UL);  // ns; the default would add 50 us to each pause
-    auto last_event = steady_clock::now();
+    absl::Time last_event = absl::Now();
     while (true) {
       std::deque<std::function<void()>> calls;
       {
@@ -186,18 +161,15 @@ class MpiProgress {
       }
       for (const auto& call : calls) call();
       const bool moved = Poll();
-      if (!calls.empty() || moved) last_event = steady_clock::now();
+      if (!calls.empty() || moved) last_event = absl::Now();
       const bool idle = requests_.empty() || frozen_;
-      const auto pause = Pause(steady_clock::now() - last_event);
-      const auto called_again = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !calls_.empty() || stop_;
-      };
+      if (moved && !idle) continue;
+      const absl::Duration pause =
+          idle ? absl::InfiniteDuration() : PauseAfter(absl::Now() - last_event);
       const MutexLock lock(mutex_);
-      if (idle) {
-        wake_.Wait(mutex_, called_again);
-      } else if (!moved) {
-        wake_.WaitFor(mutex_, absl::FromChrono(pause), called_again);
-      }
+      wake_.WaitFor(mutex_, pause, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !calls_.empty() || stop_;
+      });
     }
   }
 
@@ -283,11 +255,9 @@ class MpiProgress {
     }
   }
 
-  Mutex mutex_;
   CondVar wake_;  // of the thread
   std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::string given_up_ ABSL_GUARDED_BY(mutex_);
 
   // The thread's own: element i of both belongs to one piece of a message.
   std::vector<MPI_Request> requests_;
@@ -295,7 +265,6 @@ class MpiProgress {
   bool frozen_ = false;
 
   bool begun_ = false;  // MPI has started
-
   std::thread thread_;
 };
 

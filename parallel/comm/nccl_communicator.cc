@@ -25,6 +25,7 @@
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/pending_message.h"
 
 namespace deepnet {
 namespace {
@@ -382,9 +383,6 @@ std::vector<Trial> TrialsOfAll(const Communicator::Connections& connections,
 constexpr int kMessageTag = 0;
 constexpr int kLaneOfAllTag = 1;
 
-constexpr absl::Duration kShortestPause = absl::Microseconds(20);
-constexpr absl::Duration kLongestPause = absl::Microseconds(500);
-
 // The lanes of one rank in one group.
 class Lanes {
  public:
@@ -548,7 +546,6 @@ class NcclTransfer final : public Transfer {
     lanes_->Abort(absl::AbortedError(absl::StrCat("this rank gave up ", operation_->text)));
   }
 
-  // Sleeps between two looks for an eighth of the time waited, as the thread of MPI does.
   absl::Status Wait(absl::Duration limit) override {
     const absl::Time begin = absl::Now();
     while (!Done()) {
@@ -557,8 +554,7 @@ class NcclTransfer final : public Transfer {
         return absl::DeadlineExceededError(
             absl::StrCat(operation_->text, ": not finished after ", absl::FormatDuration(limit)));
       }
-      absl::SleepFor(
-          std::min(std::clamp(waited / 8, kShortestPause, kLongestPause), limit - waited));
+      absl::SleepFor(std::min(PauseAfter(waited), limit - waited));
     }
     return operation_->result;
   }
@@ -688,7 +684,7 @@ absl::Status CheckDevice(int device) {
   if (error == cudaSuccess && device >= 0 && device < count) return absl::OkStatus();
   const std::string why = error == cudaSuccess ? absl::StrCat("there are ", count)
                                                : std::string(cudaGetErrorString(error));
-  return PreflightError(absl::StrCat("no GPU ", device, ": ", why));
+  return PreflightError("no GPU ", device, ": ", why);
 }
 
 // A library that is older than the header does not know what communicators are made with.
@@ -697,9 +693,9 @@ absl::Status CheckVersion() {
   ncclGetVersion(&loaded);
   constexpr int kMinor = 100;  // 2.27.5 is 22705
   if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor) return absl::OkStatus();
-  return PreflightError(absl::StrCat("NCCL ", loaded / 10000, ".", loaded / kMinor % 100,
-                                     " is loaded, this build needs ", NCCL_MAJOR, ".", NCCL_MINOR,
-                                     " or newer (LD_LIBRARY_PATH)"));
+  return PreflightError("NCCL ", loaded / 10000, ".", loaded / kMinor % 100,
+                        " is loaded, this build needs ", NCCL_MAJOR, ".", NCCL_MINOR,
+                        " or newer (LD_LIBRARY_PATH)");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A message under way in a backend, and the transfer that waits for it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -29,8 +30,37 @@ struct PendingMessage : MessageCommunicator::Message {
   CondVar changed;
 };
 
-// `Backend` has Wait, which sleeps until a message is finished, or for a time, and returns whether
-// it is; and GiveUp, which takes the message's memory back.
+// What moves the messages of a rank that is a process.
+class MessageBackend {
+ public:
+  // Sleeps until the message is finished, or for `limit`. Returns whether it is.
+  bool Wait(PendingMessage& message, absl::Duration limit) {
+    const MutexLock lock(mutex_);
+    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
+  }
+
+  // OK, or Aborted with the first message that was given up.
+  absl::Status Alive() {
+    const MutexLock lock(mutex_);
+    return alive_;
+  }
+
+ protected:
+  void SetGivenUp(const PendingMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    alive_.Update(absl::AbortedError(absl::StrCat("this rank gave up ", message.Text())));
+  }
+
+  Mutex mutex_;
+  absl::Status alive_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Returns how long to sleep between two looks when nothing has happened for `idle`: an end is found
+// late by at most an eighth of the time that it took.
+inline absl::Duration PauseAfter(absl::Duration idle) {
+  return std::clamp(idle / 8, absl::Microseconds(20), absl::Microseconds(500));
+}
+
+// `Backend` has Wait, as above, and GiveUp, which takes the message's memory back.
 template <typename Backend, typename Message>
 class PendingTransfer final : public Transfer {
  public:

@@ -41,9 +41,9 @@ std::pair<std::string, std::string> SplitRecord(const std::string& record) {
 std::string Who(const std::string& text) { return text.substr(0, text.find('\t')); }
 
 absl::Status WrongSize(int rank, const std::string& text, const std::string& size, int other) {
-  return PreflightError(absl::StrCat("rank ", rank, " (", Who(text), ") was started as one of ",
-                                     size, " ranks, rank 0 as one of ", other,
-                                     ": WORLD_SIZE must be the same everywhere"));
+  return PreflightError("rank ", rank, " (", Who(text), ") was started as one of ", size,
+                        " ranks, rank 0 as one of ", other,
+                        ": WORLD_SIZE must be the same everywhere");
 }
 
 // "rank 2 of 4", "ranks 2, 3 of 4": the first of many.
@@ -107,9 +107,8 @@ absl::StatusOr<std::vector<std::string>> Collect(const TcpOptions& options) {
     texts.push_back(text);
   }
   if (!missing.empty()) {
-    return PreflightError(absl::StrCat(RanksText(missing, options.size), " did not come to ",
-                                       options.store->Place(), " within ",
-                                       absl::FormatDuration(options.limit)));
+    return PreflightError(RanksText(missing, options.size), " did not come to ",
+                          options.store->Place(), " within ", absl::FormatDuration(options.limit));
   }
   RETURN_IF_ERROR(options.store->Set(kMembers, absl::StrJoin(texts, "\n")));
   return texts;
@@ -120,9 +119,8 @@ absl::StatusOr<std::vector<std::string>> Learn(const TcpOptions& options, const 
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
                    Waiter(options).Await(kMembers, absl::Now() + options.limit + kGrace));
   if (!members) {
-    return PreflightError(absl::StrCat("rank 0 did not come to ", options.store->Place(),
-                                       " within ", absl::FormatDuration(options.limit),
-                                       ", or still waits for others"));
+    return PreflightError("rank 0 did not come to ", options.store->Place(), " within ",
+                          absl::FormatDuration(options.limit), ", or still waits for others");
   }
   std::vector<std::string> texts = absl::StrSplit(*members, '\n');
   const int others = static_cast<int>(texts.size());
@@ -138,9 +136,9 @@ absl::StatusOr<std::vector<std::string>> MeetOnce(const TcpOptions& options,
   ASSIGN_OR_RETURN(const int64_t claims, store.Add(ClaimKey(rank), 1));
   if (claims > 1) {
     const absl::StatusOr<std::string> first = store.Get(RankKey(rank), kSlice);
-    return PreflightError(absl::StrCat("two processes are rank ", rank, ": ",
-                                       first.ok() ? Who(SplitRecord(*first).second) : "one before",
-                                       " and ", Who(mine), " (at ", store.Place(), ")"));
+    return PreflightError("two processes are rank ", rank, ": ",
+                          first.ok() ? Who(SplitRecord(*first).second) : "one before", " and ",
+                          Who(mine), " (at ", store.Place(), ")");
   }
   RETURN_IF_ERROR(store.Set(RankKey(rank), absl::StrCat(options.size, "\t", mine)));
   return rank == 0 ? Collect(options) : Learn(options, mine);
@@ -157,9 +155,8 @@ absl::StatusOr<std::vector<std::string>> Meet(const TcpOptions& options, const s
 absl::Status FailRendezvous(const TcpOptions& options, const absl::Status& error) {
   RendezvousStore& store = *options.store;
   if (absl::IsUnavailable(error)) {
-    return PreflightError(
-        absl::StrCat("the rendezvous at ", store.Place(),
-                     " is gone, and rank 0 with it: ", std::string(error.message())));
+    return PreflightError("the rendezvous at ", store.Place(),
+                          " is gone, and rank 0 with it: ", std::string(error.message()));
   }
   absl::Status first = CheckRendezvous(store);
   if (first.ok()) {

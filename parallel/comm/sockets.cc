@@ -145,20 +145,19 @@ absl::StatusOr<Place> ParsePlace(int rank, const std::string& text, const std::s
   Place place;
   if (words.size() < 5 || !absl::SimpleAtoi(words[2], &place.port) ||
       !absl::SimpleAtoi(words[3], &place.job)) {
-    return PreflightError(absl::StrCat(
-        "a rank says \"", text, "\" of itself at the rendezvous: another program, or version?"));
+    return PreflightError("a rank says \"", text,
+                          "\" of itself at the rendezvous: another program, or version?");
   }
   place.who = words[0];
   place.host = words[1];
   if (words[4] != ProtocolText() || words.size() < 7) {
-    return PreflightError(absl::StrCat("rank ", rank, " (", place.who,
-                                       ") runs another build, which does not connect by ",
-                                       ProtocolText(), " as that on ", HostName(), " does"));
+    return PreflightError("rank ", rank, " (", place.who,
+                          ") runs another build, which does not connect by ", ProtocolText(),
+                          " as that on ", HostName(), " does");
   }
   if (text != ProvedPlace(rank, text.substr(0, text.rfind('\t')), secret)) {
-    return PreflightError(absl::StrCat("rank ", rank, " (", place.who,
-                                       ") has another job secret than ", HostName(),
-                                       ": set DEEPNET_JOB_SECRET to the same text on all"));
+    return PreflightError("rank ", rank, " (", place.who, ") has another job secret than ",
+                          HostName(), ": set DEEPNET_JOB_SECRET to the same text on all");
   }
   place.addresses.assign(words.begin() + 5, words.end() - 1);
   return place;
@@ -213,8 +212,7 @@ std::string AddressToward(const std::string& host) {
 // This host's addresses, the most promising first and loopback last.
 absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options) {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0)
-    return PreflightError(absl::StrCat("network interfaces: ", ErrnoText()));
+  if (getifaddrs(&list) != 0) return PreflightError("network interfaces: ", ErrnoText());
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, freeifaddrs);
   std::vector<std::string> addresses;
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
@@ -223,8 +221,8 @@ absl::StatusOr<std::vector<std::string>> OwnAddresses(const TcpOptions& options)
     if (!text.empty() && wanted && (at->ifa_flags & IFF_UP) != 0) addresses.push_back(text);
   }
   if (addresses.empty()) {
-    return PreflightError(absl::StrCat("no network interface ", options.interface,
-                                       " of this host is up and has an address"));
+    return PreflightError("no network interface ", options.interface,
+                          " of this host is up and has an address");
   }
   const std::string best = AddressToward(options.toward);
   const auto order = [&](const std::string& address) {
@@ -276,7 +274,7 @@ absl::StatusOr<std::vector<Descriptor>> Listen(std::vector<std::string>& address
     addresses = std::move(heard);
     return listeners;
   }
-  return PreflightError(absl::StrCat("no port to listen on: ", ErrnoText()));
+  return PreflightError("no port to listen on: ", ErrnoText());
 }
 
 // A connection on which ranks do not count yet.
@@ -410,17 +408,16 @@ class Meeting {
     const std::string own = absl::StrCat("rank ", options_.rank, " (", HostName(), ")");
     const std::string other = absl::StrCat("rank ", rank, " (", place.who, ")");
     if (calls_.empty()) {
-      return PreflightError(absl::StrCat(
+      return PreflightError(
           other, " did not connect to ", own, " within ", absl::FormatDuration(options_.limit),
-          accept_error_.empty() ? "" : ", which could not accept: ", accept_error_));
+          accept_error_.empty() ? "" : ", which could not accept: ", accept_error_);
     }
     std::vector<std::string> tried;
     for (size_t i = 0; i < place.addresses.size(); ++i) {
       tried.push_back(
           absl::StrCat(place.addresses[i], " port ", place.port, ": ", calls_.front().errors[i]));
     }
-    return PreflightError(
-        absl::StrCat(own, " cannot connect to ", other, ": ", absl::StrJoin(tried, "; ")));
+    return PreflightError(own, " cannot connect to ", other, ": ", absl::StrJoin(tried, "; "));
   }
 
   // Sleeps until something happens, a turn at most, and goes on with whatever can.

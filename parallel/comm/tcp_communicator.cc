@@ -14,9 +14,9 @@
 #include <deque>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -74,8 +74,8 @@ static_assert(sizeof(Header) == 32);
 
 bool HasPayload(const Header& header) { return header.kind == kEager || header.kind == kPiece; }
 
-// The two ends of a message seen from here: group, peer (of the whole job), tag.
-using Lane = std::tuple<uint64_t, int, int>;
+// The messages of a connection that match each other: group, tag.
+using Lane = std::pair<uint64_t, int>;
 
 // All but the constants is guarded by the job's mutex.
 struct TcpMessage : PendingMessage {
@@ -87,6 +87,7 @@ struct TcpMessage : PendingMessage {
   uint64_t id = 0;          // of a send
   int64_t moved_bytes = 0;  // of a long message
 
+  Lane lane() const { return {group, tag}; }
   char* data() const { return static_cast<char*>(buffer.data); }
 };
 using MessagePtr = std::shared_ptr<TcpMessage>;
@@ -117,6 +118,11 @@ struct Connection {
   bool writable_wanted = false;          // the kernel's buffer was full
   bool broken = false;                   // nothing can be sent; what came before can be read
 
+  std::set<MessagePtr> pending;  // not finished
+  // Receives that nothing came for, and what no receive was posted for; no list is empty.
+  std::map<Lane, std::deque<MessagePtr>> posted;
+  std::map<Lane, std::deque<Arrival>> arrived;
+
   std::deque<Frame> frames;  // in this order; the front may be half sent
   std::deque<MessagePtr>
       long_sends;  // that the peer has asked for; pieces go when `frames` is empty
@@ -130,7 +136,18 @@ struct Connection {
   std::vector<char> payload;
 };
 
-class TcpWorld {
+// Takes the first of a lane's list out of `lists`, where no list is empty.
+template <typename Item>
+std::optional<Item> TakeFirst(std::map<Lane, std::deque<Item>>& lists, const Lane& lane) {
+  const auto list = lists.find(lane);
+  if (list == lists.end()) return std::nullopt;
+  std::optional<Item> first = std::move(list->second.front());
+  list->second.pop_front();
+  if (list->second.empty()) lists.erase(list);
+  return first;
+}
+
+class TcpWorld : public MessageBackend {
  public:
   TcpWorld(Mesh mesh, int rank)
       : rank_(rank), hosts_(std::move(mesh.hosts)), connections_(mesh.sockets.size()) {
@@ -169,15 +186,15 @@ class TcpWorld {
   // The message's memory belongs to the job until it is finished.
   absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer) {
     const MutexLock lock(mutex_);
-    RETURN_IF_ERROR(AliveLocked());
+    RETURN_IF_ERROR(alive_);
     Connection& connection = connections_[world_peer];
     auto started = std::make_shared<TcpMessage>(message, group, world_peer);
     const bool sends = message.kind == Message::Kind::kSend;
-    if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before
+    if (!sends && MatchArrived(connection, started)) return started;  // what a lost peer sent, too
     if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
-    pending_.insert(started);
+    connection.pending.insert(started);
     if (!sends) {
-      posted_[{group, world_peer, message.tag}].push_back(started);
+      connection.posted[started->lane()].push_back(started);
       return started;
     }
     started->id = next_id_++;
@@ -191,16 +208,11 @@ class TcpWorld {
     return started;
   }
 
-  bool Wait(TcpMessage& message, absl::Duration limit) {
-    const MutexLock lock(mutex_);
-    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
-  }
-
   // Takes the message's memory back.
   void GiveUp(const MessagePtr& message) {
     const MutexLock lock(mutex_);
     if (message->finished) return;
-    if (given_up_.empty()) given_up_ = message->Text();
+    SetGivenUp(*message);
     Connection& connection = connections_[message->world_peer];
     const auto is_it = [&](const MessagePtr& other) { return other == message; };
     std::erase(connection.long_sends, message);
@@ -216,18 +228,12 @@ class TcpWorld {
       connection.target = nullptr;
       connection.payload.resize(connection.header.bytes);
     }
-    const auto lane = posted_.find({message->group, message->world_peer, message->tag});
-    if (lane != posted_.end()) {
+    const auto lane = connection.posted.find(message->lane());
+    if (lane != connection.posted.end()) {
       std::erase(lane->second, message);
-      if (lane->second.empty()) posted_.erase(lane);
+      if (lane->second.empty()) connection.posted.erase(lane);
     }
-    Finish(message, AliveLocked());
-  }
-
-  // OK, or Aborted with what was given up.
-  absl::Status Alive() {
-    const MutexLock lock(mutex_);
-    return AliveLocked();
+    Finish(connection, message, alive_);
   }
 
   // Does not return. The mutex stays held: nobody else moves any more.
@@ -248,15 +254,10 @@ class TcpWorld {
   }
 
  private:
-  absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (given_up_.empty()) return absl::OkStatus();
-    return absl::AbortedError(absl::StrCat("this rank gave up ", given_up_));
-  }
-
-  void Finish(const MessagePtr& message, const absl::Status& result = absl::OkStatus())
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Finish(Connection& connection, const MessagePtr& message,
+              const absl::Status& result = absl::OkStatus()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     message->Finish(result);
-    pending_.erase(MessagePtr(message));
+    connection.pending.erase(MessagePtr(message));
   }
 
   // The peer is gone: messages that are not finished fail; what has arrived whole can still be
@@ -273,16 +274,13 @@ class TcpWorld {
     connection.offers.clear();
     connection.coming.clear();
     connection.target = nullptr;
-    std::erase_if(posted_,
-                  [&](const auto& lane) { return std::get<1>(lane.first) == connection.peer; });
-    for (auto& [lane, arrivals] : arrived_) {
-      if (std::get<1>(lane) != connection.peer) continue;
+    connection.posted.clear();
+    for (auto& [lane, arrivals] : connection.arrived) {
       std::erase_if(arrivals, [](const Arrival& arrival) { return arrival.offered; });
     }
-    std::erase_if(arrived_, [](const auto& lane) { return lane.second.empty(); });
-    for (const MessagePtr& message : std::set<MessagePtr>(pending_)) {
-      if (message->world_peer == connection.peer) Finish(message, connection.lost);
-    }
+    std::erase_if(connection.arrived, [](const auto& lane) { return lane.second.empty(); });
+    for (const MessagePtr& message : connection.pending) message->Finish(connection.lost);
+    connection.pending.clear();
     left_.NotifyAll();
   }
 
@@ -393,7 +391,7 @@ class TcpWorld {
     if (frame.message == nullptr) return;
     const TcpMessage& message = *frame.message;
     if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
-      Finish(frame.message);
+      Finish(connection, frame.message);
     }
   }
 
@@ -474,7 +472,7 @@ class TcpWorld {
         return;
       case kRefuse:
         if (offer == connection.offers.end()) return;
-        Finish(std::exchange(offer->second, nullptr),
+        Finish(connection, std::exchange(offer->second, nullptr),
                absl::InvalidArgumentError(absl::StrCat("the peer expects ", header.bytes, " B")));
         connection.offers.erase(offer);
         return;
@@ -484,7 +482,7 @@ class TcpWorld {
         message->moved_bytes += header.bytes;
         if (message->moved_bytes < message->buffer.bytes) return;
         connection.coming.erase(header.id);
-        return Finish(message);
+        return Finish(connection, message);
       }
       case kAbort:
         std::fprintf(stderr, "[%d/%d] rank %d (host %s) ended the job with exit code %d\n", rank_,
@@ -500,27 +498,21 @@ class TcpWorld {
 
   void HandleMessage(Connection& connection, Arrival arrival)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Lane lane(connection.header.group, connection.peer, connection.header.tag);
-    const auto posted = posted_.find(lane);
-    if (posted == posted_.end()) {
-      arrived_[lane].push_back(std::move(arrival));
-      return;
+    const Lane lane(connection.header.group, connection.header.tag);
+    if (const auto message = TakeFirst(connection.posted, lane)) {
+      Accept(connection, *message, arrival);
+    } else {
+      connection.arrived[lane].push_back(std::move(arrival));
     }
-    const MessagePtr message = std::move(posted->second.front());
-    posted->second.pop_front();
-    if (posted->second.empty()) posted_.erase(posted);
-    Accept(connection, message, arrival);
   }
 
   // Returns true if something had arrived for the receive.
-  bool MatchArrived(const MessagePtr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto arrived = arrived_.find({message->group, message->world_peer, message->tag});
-    if (arrived == arrived_.end()) return false;
-    const Arrival arrival = std::move(arrived->second.front());
-    arrived->second.pop_front();
-    if (arrived->second.empty()) arrived_.erase(arrived);
-    pending_.insert(message);
-    Accept(connections_[message->world_peer], message, arrival);
+  bool MatchArrived(Connection& connection, const MessagePtr& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto arrival = TakeFirst(connection.arrived, message->lane());
+    if (!arrival) return false;
+    connection.pending.insert(message);
+    Accept(connection, message, *arrival);
     return true;
   }
 
@@ -531,12 +523,13 @@ class TcpWorld {
         Push(connection,
              {.header = {.kind = kRefuse, .id = arrival.id, .bytes = message->buffer.bytes}});
       }
-      return Finish(message, absl::InvalidArgumentError(
-                                 absl::StrCat("the peer states ", arrival.bytes, " B")));
+      return Finish(
+          connection, message,
+          absl::InvalidArgumentError(absl::StrCat("the peer states ", arrival.bytes, " B")));
     }
     if (!arrival.offered) {
       if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);
-      return Finish(message);
+      return Finish(connection, message);
     }
     connection.coming[arrival.id] = message;
     Push(connection, {.header = {.kind = kAsk, .id = arrival.id}});
@@ -594,16 +587,10 @@ class TcpWorld {
   Descriptor epoll_, stop_;
   bool joined_ = false;
 
-  Mutex mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by rank; the own one is unused
-  std::set<MessagePtr> pending_ ABSL_GUARDED_BY(mutex_);         // not finished
-  // Receives that nothing came for, and what no receive was posted for; no list is empty.
-  std::map<Lane, std::deque<MessagePtr>> posted_ ABSL_GUARDED_BY(mutex_);
-  std::map<Lane, std::deque<Arrival>> arrived_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_group_ ABSL_GUARDED_BY(mutex_) = 1;  // group 0: all ranks
-  std::string given_up_ ABSL_GUARDED_BY(mutex_);
-  CondVar left_;  // a peer said goodbye, or is lost
+  CondVar left_;                                     // a peer said goodbye, or is lost
 
   std::thread thread_;
 };
@@ -659,10 +646,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeTcpCommunicator(const TcpOptio
   // Rank 0 does not let the store go before all are connected with each other, and nobody goes on.
   // Two that cannot connect say so within the limit: the others stay to hear it.
   const absl::Status met = world->Barrier(options.limit + kGrace);
-  if (!met.ok()) {
-    const std::string message(met.message());
-    return FailRendezvous(options, PreflightError(message));
-  }
+  if (!met.ok()) return FailRendezvous(options, PreflightError(met.message()));
   if (options.rank == 0) EndRendezvous(options);
   tcp->SetJoined();
   return world;
