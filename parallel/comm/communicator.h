@@ -63,6 +63,9 @@ struct Buffer {
   static Buffer Of(std::span<T> elements) {
     return {elements.data(), static_cast<int64_t>(elements.size_bytes()), {}};
   }
+  Buffer Part(int64_t offset, int64_t part_bytes) const {
+    return {static_cast<char*>(data) + offset, part_bytes, device};
+  }
 };
 
 // A message or a collective under way. Used by the thread that uses its communicator.

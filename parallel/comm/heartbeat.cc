@@ -41,7 +41,7 @@ struct Letter {
 // The last that was heard of a rank.
 struct Seen {
   Letter last;
-  double beat_at = 0.0;  // seconds of SecondsNow()
+  double beat_at = SecondsNow();
 };
 
 absl::Status Hang(const std::string& text, absl::Duration silence) {
@@ -180,14 +180,6 @@ std::string MonitoredCommunicator::WithAll(const char* call) const {
   return absl::StrCat(call, " of ", size(), " ranks");
 }
 
-Communicator::TransferOr MonitoredCommunicator::Send(Buffer buffer, int peer, int tag) {
-  return Follow(WithPeer("Send to", peer), [&] { return inner_.Send(buffer, peer, tag); });
-}
-
-Communicator::TransferOr MonitoredCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  return Follow(WithPeer("Receive from", peer), [&] { return inner_.Receive(buffer, peer, tag); });
-}
-
 Communicator::TransferOr MonitoredCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
                                                         int tag) {
   return Follow(WithPeer("Send to", peer), [&] { return inner_.SendAll(buffers, peer, tag); });
@@ -265,7 +257,7 @@ class HeartbeatMonitor::Impl {
         longest_(longest),
         on_stuck_(std::move(on_stuck)),
         letters_(1),
-        seen_(1, Seen{.last = {}, .beat_at = SecondsNow()}) {
+        seen_(1) {
     absl::StatusOr<std::thread> thread = StartThread([this] { Watch(); });
     begun_ = thread.status();
     if (thread.ok()) thread_ = *std::move(thread);
@@ -332,7 +324,7 @@ class HeartbeatMonitor::Impl {
     if (joining_ != nullptr) {
       group_ = std::move(joining_);
       letters_.assign(group_->size(), Letter());
-      seen_.assign(group_->size(), Seen{.last = {}, .beat_at = SecondsNow()});
+      seen_.assign(group_->size(), Seen());
     }
     return ended_;
   }
@@ -363,9 +355,7 @@ class HeartbeatMonitor::Impl {
 
   // The error where another rank's threads have all stopped.
   absl::Status ExplainSilence(const absl::Status& status) const {
-    if (!absl::IsDeadlineExceeded(status)) {
-      return WithExitCode(status, ExitCode::kPeerLost);
-    }
+    if (!absl::IsDeadlineExceeded(status)) return WithExitCode(status, ExitCode::kPeerLost);
     std::vector<std::string> last;
     for (int rank = 0; rank < group_->size(); ++rank) {
       if (rank != group_->rank()) last.push_back(TextOf(rank, seen_[rank].last));

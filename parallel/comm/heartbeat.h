@@ -6,19 +6,9 @@
 //   HeartbeatMonitor       a thread of each rank that tells all ranks of each other's heartbeats
 //
 // A rank is blamed when it has not beaten for too long and does not wait for another rank. Ranks
-// that wait are blamed only where all of them do, for each other. So the limit is one on silence:
-// it says nothing about how long anything takes that beats meanwhile. Whoever does a rank's work
-// beats: every action of a schedule, every call of a communicator, every call of the file system.
-//
-// Example:
-//   Heartbeat heartbeat(job.rank());
-//   MonitoredCommunicator world(job, heartbeat);
-//   HeartbeatMonitor monitor(heartbeat, absl::Seconds(1200), EndProcess);
-//   RETURN_IF_ERROR(monitor.Join(job));
-//   heartbeat.Begin("step 12");
-//   heartbeat.Act("action 2F0");  // "rank 3, step 12, action 2F0"; then its calls
-//   ...
-//   return monitor.Leave();
+// that wait are blamed only where all of them do, for each other. So the limit is one on silence,
+// not on how long anything takes that beats meanwhile: every action of a schedule, every call of a
+// communicator, every call of the file system.
 #pragma once
 
 #include <atomic>
@@ -44,12 +34,11 @@ namespace deepnet {
 // steps: memory is touched for the first time, connections are made, other hosts read their corpus.
 absl::Duration CommTimeout(const ParallelSpec& parallel, bool first_step);
 
-// In a step a rank may be silent for this long beyond CommTimeout: time for the rank that waits for
-// it to say more than the monitor could.
+// In a step a rank may be silent for this long beyond CommTimeout: whoever waits for it can say
+// more than the monitor.
 inline constexpr absl::Duration kSilenceGrace = absl::Seconds(15);
 
-// Progress of one rank: a count, and a note of its phase, action and call. Any thread may call any
-// method.
+// Progress of one rank: a count, and a note of its phase, action and call. Thread-safe.
 class Heartbeat {
  public:
   struct State {
@@ -66,11 +55,9 @@ class Heartbeat {
   // Counts something that is done. Does not change what the rank is at or whether it waits.
   void Beat() { ++beats_; }
   // Begins a phase of the run, in which the rank may be silent for at most `longest_silence` where
-  // that is less than the monitor allows. A beat, as are the next two.
+  // that is less than the monitor allows; an action inside it; a call inside that. Beats.
   void Begin(std::string phase, absl::Duration longest_silence = absl::InfiniteDuration());
-  // Begins an action inside the phase.
   void Act(std::string action);
-  // Begins a call inside the action.
   void Call(std::string call);
   // The rank waits for others in `call`, until GoOn or the next phase, action or call. No beat.
   void Wait(std::string call);
@@ -80,8 +67,7 @@ class Heartbeat {
   State Read() const;
   std::string PhaseAndAction() const;  // without the call
 
-  // The rank for which the others seem to wait and what it is at, as its monitor has heard; empty
-  // where nobody knows.
+  // The rank for which the others seem to wait and what it is at; empty where nobody knows.
   void SetSuspect(std::string rank);
   std::string suspect() const;
 
@@ -98,11 +84,10 @@ class Heartbeat {
 // A communicator whose calls beat, as do those of the groups that Split makes. A wait beats when it
 // ends well.
 //
-// Waits without a limit, those inside Barrier, sums and the functions of agreement.h included, fail
-// after a finite `comm_timeout` with DeadlineExceeded and ExitCode::kHang, and waits whose peer is
-// gone with Unavailable and ExitCode::kPeerLost. Both end the job with an error that names the
-// rank, its phase and its action, and what is late with the Heartbeat's suspect: a backend need not
-// know which rank has not come to a collective. Waits that state a limit keep it; dropping such a
+// Waits without a limit, those inside other functions included, fail after a finite `comm_timeout`
+// with DeadlineExceeded and ExitCode::kHang, and waits whose peer is gone with Unavailable and
+// ExitCode::kPeerLost. Both end the job with an error that names the rank, its phase and action,
+// what is late, and the Heartbeat's suspect. Waits that state a limit keep it; dropping such a
 // transfer after DeadlineExceeded, instead of waiting again, ends the job with ExitCode::kHang.
 class MonitoredCommunicator final : public Communicator {
  public:
@@ -112,8 +97,12 @@ class MonitoredCommunicator final : public Communicator {
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  TransferOr Send(Buffer buffer, int peer, int tag) override;
-  TransferOr Receive(Buffer buffer, int peer, int tag) override;
+  TransferOr Send(Buffer buffer, int peer, int tag) override {
+    return SendAll(std::span(&buffer, 1), peer, tag);
+  }
+  TransferOr Receive(Buffer buffer, int peer, int tag) override {
+    return ReceiveAll(std::span(&buffer, 1), peer, tag);
+  }
   TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
   TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
   absl::Status Connect(const Connections& connections, absl::Duration limit) override;
@@ -137,11 +126,11 @@ class MonitoredCommunicator final : public Communicator {
   const absl::Duration comm_timeout_;
 };
 
-// Ranks that watch over each other. A thread of each rank sleeps, and 16 times within `longest`
-// tells all others what its rank's Heartbeat says. When a rank that waits for nobody has not beaten
-// for `longest`, or for what its phase allows, every rank calls `on_stuck` with the name of that
-// rank and of what it is at; likewise when all wait, for each other, and when a rank's thread is
-// not heard of. Before Join the rank is watched alone, and is blamed for its waits too.
+// Ranks that watch over each other: a thread of each tells all others, 16 times within `longest`,
+// what its rank's Heartbeat says. When a rank that waits for nobody has not beaten for `longest`,
+// or for what its phase allows, every rank calls `on_stuck` with the name of that rank and of what
+// it is at; likewise when all wait, for each other, and when a rank's thread is not heard of.
+// Before Join the rank is watched alone, and is blamed for its waits too.
 class HeartbeatMonitor {
  public:
   // Called at most once, from the monitor's thread, with DeadlineExceeded and ExitCode::kHang, or
@@ -150,8 +139,8 @@ class HeartbeatMonitor {
 
   // `heartbeat` outlives this.
   HeartbeatMonitor(Heartbeat& heartbeat, absl::Duration longest, OnStuck on_stuck);
-  // Without Leave: the others are left to themselves. For errors that not all ranks know of;
-  // whoever has one has ended the job. Waits for an on_stuck that runs.
+  // Without Leave, for an error that not all ranks know of: the others are left to themselves.
+  // Waits for an on_stuck that runs.
   ~HeartbeatMonitor();
 
   HeartbeatMonitor(const HeartbeatMonitor&) = delete;
@@ -164,9 +153,8 @@ class HeartbeatMonitor {
   // itself. A rank that does not come within `longest` ends the others too.
   absl::Status Join(Communicator& world);
 
-  // Collective after Join: nobody is watched any more. A rank that does not come is one that has
-  // stopped; then returns what on_stuck was told, if that returns, or Aborted if another rank was
-  // faster.
+  // Collective after Join: nobody is watched any more. Where a rank does not come, returns what
+  // on_stuck was told, if that returns, or Aborted if another rank was faster.
   absl::Status Leave();
 
  private:
@@ -175,8 +163,8 @@ class HeartbeatMonitor {
   const std::unique_ptr<Impl> impl_;
 };
 
-// An OnStuck for programs: prints "error: ..." to stderr and ends the process at once with the
-// status's exit code, without destructors, which might wait for what is stuck.
+// An OnStuck for programs: prints "error: ..." to stderr and ends the process with the status's
+// exit code, without destructors, which might wait for what is stuck.
 [[noreturn]] void EndProcess(const absl::Status& status);
 
 }  // namespace deepnet

@@ -30,10 +30,9 @@ absl::Status NoWay(Communicator& comm, const std::string& peers, absl::Duration 
 }
 
 // Waits for a message of `peer`; the end of `limit` becomes an error that names it.
-absl::Status WaitFor(Communicator& comm, Communicator::TransferOr transfer, int peer,
+absl::Status WaitFor(Communicator& comm, const Communicator::TransferOr& transfer, int peer,
                      absl::Duration limit) {
-  RETURN_IF_ERROR(transfer.status());
-  absl::Status status = (*transfer)->Wait(limit);
+  absl::Status status = Finish(transfer, limit);
   if (!absl::IsDeadlineExceeded(status)) return status;
   return NoWay(comm, absl::StrCat("rank ", peer), limit);
 }
@@ -100,10 +99,6 @@ class HostLinkMemory final : public LinkMemory {
   std::vector<float> values_;
 };
 
-Buffer Part(const Buffer& whole, int64_t begin, int64_t bytes) {
-  return {static_cast<char*>(whole.data) + begin, bytes, whole.device};
-}
-
 // Deals `pairs` to rounds in which no rank stands twice: each goes into the first one with room.
 std::vector<std::vector<std::pair<int, int>>> Rounds(std::span<const std::pair<int, int>> pairs) {
   std::vector<std::vector<std::pair<int, int>>> rounds;
@@ -125,36 +120,33 @@ std::vector<std::vector<std::pair<int, int>>> Rounds(std::span<const std::pair<i
 }
 
 // The memory of one rank's measurements.
-struct PingMemory {
-  std::unique_ptr<LinkMemory> small, large;
-  Buffer few() const { return Part(small->buffer(), 0, 8); }
+struct PingBuffers {
+  Buffer small, large;
 };
 
-absl::StatusOr<LinkRate> MeasureOne(Communicator& comm, int peer, const PingMemory& memory,
+absl::StatusOr<LinkRate> MeasureOne(Communicator& comm, int peer, const PingBuffers& buffers,
                                     absl::Duration limit) {
   constexpr double kForever = std::numeric_limits<double>::infinity();
   LinkRate rate{.from = comm.rank(), .to = peer, .latency_seconds = kForever};
   for (int i = 0; i < kPings; ++i) {
-    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, memory.few(), memory.few(), limit));
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, buffers.small, buffers.small, limit));
     rate.latency_seconds = std::min(rate.latency_seconds, seconds / 2);
   }
   double best = kForever;
-  const Buffer large = memory.large->buffer();
   for (int i = 0; i < kLongMessages; ++i) {
-    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, large, memory.few(), limit));
+    ASSIGN_OR_RETURN(const double seconds, Ask(comm, peer, buffers.large, buffers.small, limit));
     best = std::min(best, seconds);
   }
   rate.bytes_per_second =
-      static_cast<double>(large.bytes) / std::max(best - rate.latency_seconds, 1e-9);
+      static_cast<double>(buffers.large.bytes) / std::max(best - rate.latency_seconds, 1e-9);
   return rate;
 }
 
-absl::Status AnswerPings(Communicator& comm, int peer, const PingMemory& memory,
+absl::Status AnswerPings(Communicator& comm, int peer, const PingBuffers& buffers,
                          absl::Duration limit) {
   for (int i = 0; i < kPings + kLongMessages; ++i) {
-    const Buffer into = i < kPings ? memory.few() : memory.large->buffer();
-    RETURN_IF_ERROR(Receive(comm, into, peer, limit));
-    RETURN_IF_ERROR(Send(comm, memory.few(), peer, limit));
+    RETURN_IF_ERROR(Receive(comm, i < kPings ? buffers.small : buffers.large, peer, limit));
+    RETURN_IF_ERROR(Send(comm, buffers.small, peer, limit));
   }
   return absl::OkStatus();
 }
@@ -188,14 +180,14 @@ class MessageCheck {
     Fill();
     auto received = comm_.Receive(got_->buffer(), previous, kRingTag);
     auto sent = comm_.Send(mine_->buffer(), next, kRingTag);
-    RETURN_IF_ERROR(WaitFor(comm_, std::move(received), previous, limit_));
-    RETURN_IF_ERROR(WaitFor(comm_, std::move(sent), next, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, received, previous, limit_));
+    RETURN_IF_ERROR(WaitFor(comm_, sent, next, limit_));
     Compare("ring", *got_, NumbersOf(previous, count()));
     Fill();
-    RETURN_IF_ERROR(Finish(comm_.AllGather(Blocks(*mine_).front(), Blocks(*got_))));
+    RETURN_IF_ERROR(AwaitAll(comm_.AllGather(Blocks(*mine_).front(), Blocks(*got_))));
     Compare("all-gather", *got_, NumbersOfAll(0));
     Fill();
-    RETURN_IF_ERROR(Finish(comm_.AllToAll(Blocks(*mine_), Blocks(*got_))));
+    RETURN_IF_ERROR(AwaitAll(comm_.AllToAll(Blocks(*mine_), Blocks(*got_))));
     Compare("all-to-all", *got_, NumbersOfAll(comm_.rank() * block_));
     return Sums();
   }
@@ -220,7 +212,7 @@ class MessageCheck {
     const int64_t bytes = block_ * static_cast<int64_t>(sizeof(float));
     std::vector<Buffer> blocks;
     for (int r = 0; r < comm_.size(); ++r) {
-      blocks.push_back(Part(memory.buffer(), r * bytes, bytes));
+      blocks.push_back(memory.buffer().Part(r * bytes, bytes));
     }
     return blocks;
   }
@@ -233,8 +225,8 @@ class MessageCheck {
     for (size_t i = 0; i < expected.size(); ++i) wrong += got[first + i] != expected[i];
     checks_.push_back({absl::StrCat(what, " of ", bytes_ >> 10, " KiB"), wrong});
   }
-  absl::Status Finish(Communicator::TransferOr transfer) {
-    return WaitFor(comm_, std::move(transfer), (comm_.rank() + 1) % comm_.size(), limit_);
+  absl::Status AwaitAll(const Communicator::TransferOr& transfer) {
+    return WaitFor(comm_, transfer, (comm_.rank() + 1) % comm_.size(), limit_);
   }
 
   // ReduceScatter is of device memory only; hosts add up by AllReduceSum.
@@ -248,7 +240,7 @@ class MessageCheck {
     std::vector<float> numbers = NumbersOf(comm_.rank(), count());
     if (!device) RETURN_IF_ERROR(comm_.AllReduceSum(std::span(numbers), limit_));
     mine_->Write(numbers);
-    if (device) RETURN_IF_ERROR(Finish(comm_.ReduceScatter(mine_->buffer())));
+    if (device) RETURN_IF_ERROR(AwaitAll(comm_.ReduceScatter(mine_->buffer())));
     Compare(device ? "reduce-scatter" : "all-reduce", *mine_, expected, first);
     return absl::OkStatus();
   }
@@ -335,8 +327,9 @@ absl::Status ConnectLinks(Communicator& comm, std::span<const std::pair<int, int
 absl::StatusOr<std::vector<LinkRate>> MeasureLinks(Communicator& comm,
                                                    std::span<const std::pair<int, int>> pairs,
                                                    const LinkOptions& options) {
-  const PingMemory memory{options.memory(2),
-                          options.memory(options.rate_bytes / static_cast<int64_t>(sizeof(float)))};
+  const auto small = options.memory(2);
+  const auto large = options.memory(options.rate_bytes / static_cast<int64_t>(sizeof(float)));
+  const PingBuffers buffers{small->buffer(), large->buffer()};
   std::vector<double> figures(4 * pairs.size());  // latency and rate, both directions
   for (const auto& round : Rounds(pairs)) {
     RETURN_IF_ERROR(comm.Barrier(options.limit * 6));
@@ -345,11 +338,11 @@ absl::StatusOr<std::vector<LinkRate>> MeasureLinks(Communicator& comm,
       const size_t number = std::find(pairs.begin(), pairs.end(), std::pair(a, b)) - pairs.begin();
       for (const bool back : {false, true}) {
         if ((comm.rank() == a) == back) {
-          RETURN_IF_ERROR(AnswerPings(comm, back ? b : a, memory, options.limit));
+          RETURN_IF_ERROR(AnswerPings(comm, back ? b : a, buffers, options.limit));
           continue;
         }
         ASSIGN_OR_RETURN(const LinkRate rate,
-                         MeasureOne(comm, back ? a : b, memory, options.limit));
+                         MeasureOne(comm, back ? a : b, buffers, options.limit));
         figures[4 * number + 2 * back] = rate.latency_seconds;
         figures[4 * number + 2 * back + 1] = rate.bytes_per_second;
       }

@@ -1,5 +1,4 @@
-// Measures the ways between ranks before a run: whether they are there, how fast they are, whether
-// they carry what was sent, and how far the clocks at their ends are apart.
+// Measures the ways between ranks before a run.
 //
 // Everything here is collective and states its limits. A way over which nothing comes in time ends
 // the job (EndJob) with an error that names both ranks: FailedPrecondition, ExitCode::kPreflight.

@@ -1,5 +1,5 @@
-// One thread of the process owns MPI (MpiProgress): callers leave closures in its queue, it runs
-// them and looks after the messages that they started. An MpiCommunicator is the view of one group.
+// Callers leave closures in the queue of MpiProgress, whose thread runs them and looks after the
+// messages that they started.
 #include "parallel/comm/mpi_communicator.h"
 
 #include <unistd.h>

@@ -2,12 +2,11 @@
 //
 // One thread of the process owns MPI: it starts it, makes every call, and ends it, so that any MPI
 // 3.1 library will do, whatever threads it allows. Callers hand it messages and sleep until they
-// are done. It sleeps too: while nothing is under way until it is called, otherwise between two
-// looks for an eighth of the time that nothing has happened, 20 to 500 microseconds. No core is
-// kept busy by waiting; what is under way moves on while callers compute.
+// are done. It sleeps too, between two looks or until it is called: no core is kept busy by
+// waiting, and what is under way moves on while callers compute.
 //
-// Long messages are cut, so there is no limit to their size. Host memory only: device memory is
-// InvalidArgument, whatever the library could do.
+// Long messages are cut, so there is no limit to their size. Host memory only, whatever the library
+// could do.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,5 @@
-// A lane is one NCCL communicator with a stream of its own. Connect makes it and moves one message
-// over it; later work is launched when it is started, and events say when it has ended. Calls of
-// NCCL that wait for peers run in threads of their own, so that a limit holds for them.
+// Events say when work on a lane has ended. Calls of NCCL that wait for peers run in threads of
+// their own, so that a limit holds for them.
 #include "parallel/comm/nccl_communicator.h"
 
 #include <cuda_runtime_api.h>
@@ -32,7 +31,6 @@ namespace {
 
 // Limit for NCCL to end a communicator; then it is left behind.
 constexpr absl::Duration kEndLimit = absl::Seconds(5);
-
 // Thread blocks of a message between two ranks: few, because it moves beside the computation.
 constexpr int kMessageThreadBlocks = 2;
 
@@ -43,7 +41,6 @@ absl::Status NcclStatus(const char* call, ncclResult_t result) {
                                                                 : absl::InternalError(text);
 }
 
-// Returns InternalError with CUDA's text, naming `call`; OK on success.
 absl::Status CudaStatus(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("CUDA error in ", call, ": ", cudaGetErrorString(error),
@@ -61,8 +58,8 @@ absl::Status CallWithin(absl::Duration limit, int device, std::function<absl::St
   std::future<absl::Status> result = task->get_future();
   ASSIGN_OR_RETURN(std::thread thread, StartThread([task] { (*task)(); }));
   thread.detach();
-  if (limit == absl::InfiniteDuration()) return result.get();
-  if (result.wait_for(absl::ToChronoNanoseconds(limit)) == std::future_status::ready) {
+  if (limit == absl::InfiniteDuration() ||
+      result.wait_for(absl::ToChronoNanoseconds(limit)) == std::future_status::ready) {
     return result.get();
   }
   return absl::DeadlineExceededError(
@@ -227,8 +224,6 @@ class NcclLane {
 
 bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind::kCuda; }
 
-// ---- What is launched
-
 // Messages to a peer of the lane (ncclSend), or from it (ncclRecv).
 template <auto kCall>
 NcclLaunch MessagesOf(std::vector<Buffer> buffers, int peer) {
@@ -302,12 +297,6 @@ NcclLaunch ReduceScatterOf(Buffer blocks, int rank, int size) {
   };
 }
 
-Buffer Part(const Buffer& buffer, int64_t offset, int64_t bytes) {
-  return {static_cast<char*>(buffer.data) + offset, bytes, buffer.device};
-}
-
-// ---- Connecting
-
 // Something to be launched on a lane before the first step.
 struct Trial {
   std::shared_ptr<NcclEnd> end;
@@ -347,19 +336,18 @@ absl::Status RunTrials(const std::vector<Trial>& trials, const std::atomic<bool>
 }
 
 constexpr int64_t kTrialBytes = 16;
-
 // The time in which RunTrials sees that it has been given up.
 constexpr absl::Duration kLeaveTime = absl::Milliseconds(10);
 
-// Every collective of `connections`, in the forms and the extreme sizes that NCCL connects apart.
-std::vector<Trial> TrialsOfAll(const Communicator::Connections& connections,
-                               const std::shared_ptr<NcclEnd>& end) {
+// Adds every collective of `connections`, in the forms and the extreme sizes that NCCL connects
+// apart.
+void AddTrialsOfAll(const Communicator::Connections& connections,
+                    const std::shared_ptr<NcclEnd>& end, std::vector<Trial>& trials) {
   const int size = end->size, rank = end->index;
-  std::vector<Trial> trials;
   const auto add = [&](NcclLaunch launch) { trials.push_back({end, std::move(launch)}); };
   const auto parts = [&](int64_t bytes) {
     std::vector<Buffer> all;
-    for (int r = 0; r < size; ++r) all.push_back(Part(connections.scratch, r * bytes, bytes));
+    for (int r = 0; r < size; ++r) all.push_back(connections.scratch.Part(r * bytes, bytes));
     return all;
   };
   const int64_t most = connections.scratch.bytes / size / kTrialBytes * kTrialBytes;
@@ -368,7 +356,7 @@ std::vector<Trial> TrialsOfAll(const Communicator::Connections& connections,
   }
   for (const int64_t bytes : {kTrialBytes, most}) {
     if (connections.reduce_scatter) {
-      add(ReduceScatterOf(Part(connections.scratch, 0, bytes * size), rank, size));
+      add(ReduceScatterOf(connections.scratch.Part(0, bytes * size), rank, size));
     }
     if (!connections.all_gather) continue;
     std::vector<Buffer> all = parts(bytes);
@@ -376,7 +364,6 @@ std::vector<Trial> TrialsOfAll(const Communicator::Connections& connections,
     all.back().bytes -= 4;
     add(AllGatherOf(all[static_cast<size_t>(rank)], all));
   }
-  return trials;
 }
 
 // Tags of the group that exchanges ids.
@@ -513,18 +500,14 @@ class Lanes {
                               const std::vector<Ends>& added) {
     std::vector<Trial> trials;
     for (const Ends& ends : added) {
-      const auto& end = lanes_[ends]->end();
       if (ends == kAll) continue;
       const bool sends = ends.first == control_->rank();
       const std::vector<Buffer> message = {
-          Part(connections.scratch, sends ? 0 : kTrialBytes, kTrialBytes)};
-      trials.push_back(
-          {end, sends ? MessagesOf<ncclSend>(message, 1) : MessagesOf<ncclRecv>(message, 0)});
+          connections.scratch.Part(sends ? 0 : kTrialBytes, kTrialBytes)};
+      trials.push_back({lanes_[ends]->end(), sends ? MessagesOf<ncclSend>(message, 1)
+                                                   : MessagesOf<ncclRecv>(message, 0)});
     }
-    const auto all = lanes_.find(kAll);
-    if (all == lanes_.end()) return trials;
-    const std::vector<Trial> of_all = TrialsOfAll(connections, all->second->end());
-    trials.insert(trials.end(), of_all.begin(), of_all.end());
+    if (const NcclLane* const all = Find(kAll)) AddTrialsOfAll(connections, all->end(), trials);
     return trials;
   }
 

@@ -8,17 +8,15 @@
 //     made; after Wait() any stream may use the buffer. Buffers of one collective lie on one kind
 //     of device.
 //   - A call launches its work at once. That it has ended, or failed, is seen inside of any call of
-//     this rank's communicator, Wait() first of all; nothing runs in the background but the GPU and
-//     NCCL's own threads.
+//     this rank's communicator, Wait() first of all.
 //
 // Each pair and direction has an NCCL communicator and a stream of its own (a lane), so that a
 // receive that was posted early holds nothing up; collectives have one more. Connect makes them and
 // moves a few bytes over each, because the first message between two ranks takes memory and waits
 // for the device and for the peer. After it a call blocks for nobody, and the tensors of a message
 // are one launch. An error of one lane, or a transfer that is dropped, ends all lanes of the group
-// on this rank (ncclCommAbort): a peer that hangs shows as DeadlineExceeded, one that NCCL reports
-// lost as Unavailable. Lanes want hardware queues of their own: CUDA_DEVICE_MAX_CONNECTIONS, which
-// SetCudaDefaults (launch/device_group.h) sets.
+// on this rank (ncclCommAbort). Lanes want hardware queues of their own:
+// CUDA_DEVICE_MAX_CONNECTIONS, which SetCudaDefaults (launch/device_group.h) sets.
 #pragma once
 
 #include <memory>
@@ -31,10 +29,9 @@
 namespace deepnet {
 
 // Collective over `bootstrap`, which outlives the result and moves NCCL's ids and host memory: as
-// many ranks, in its order. `device`: this rank's GPU. Every rank gets the same answer:
-// FailedPrecondition (ExitCode::kPreflight) where one rank has no such GPU, the program was built
-// without NCCL, or the NCCL that is loaded is older than the one it was built with. Abort is the
-// bootstrap's.
+// many ranks, in its order. `device`: this rank's GPU. Fails on all ranks with FailedPrecondition
+// (ExitCode::kPreflight) where one has no such GPU, or the program was built without NCCL or with a
+// newer one than is loaded.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    int device);
 

@@ -30,7 +30,7 @@ struct PendingMessage : MessageCommunicator::Message {
   CondVar changed;
 };
 
-// What moves the messages of a rank that is a process.
+// Moves the messages of a rank that is a process.
 class MessageBackend {
  public:
   // Sleeps until the message is finished, or for `limit`. Returns whether it is.

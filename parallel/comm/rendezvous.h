@@ -1,9 +1,5 @@
 // How processes that know only their rank and their number find each other: each leaves a text
 // about itself in a store that all can reach, and gets everybody's.
-//
-// Example:
-//   const TcpOptions options{.rank = 2, .size = 4, .store = store};
-//   ASSIGN_OR_RETURN(const std::vector<std::string> all, Meet(options, "h3:41233"));
 #pragma once
 
 #include <cstdint>
@@ -54,10 +50,10 @@ struct TcpOptions {
   std::function<void(const std::string&)> refused = {};  // hears of connections without the secret
 };
 
-// Collective over `size` processes with different ranks. Returns every rank's `mine`, which begins
-// with what errors call the process ("h3 process 77"). FailedPrecondition (ExitCode::kPreflight)
-// within `limit` and, while the store is there, on every rank: where a rank does not come, two
-// processes are one rank, ranks do not agree on `size`, or the store is gone.
+// Collective over `size` processes. Returns every rank's `mine`, which begins with what errors call
+// the process ("h3 process 77"). FailedPrecondition (ExitCode::kPreflight) within `limit` and,
+// while the store is there, on every rank: where a rank does not come, two processes are one rank,
+// ranks do not agree on `size`, or the store is gone.
 absl::StatusOr<std::vector<std::string>> Meet(const TcpOptions& options, const std::string& mine);
 
 // Ends a rendezvous for all: those in Meet or CheckRendezvous fail with `error`. Returns `error`,

@@ -17,9 +17,8 @@ struct Mesh {
   std::vector<std::string> hosts;  // by rank, for errors
 };
 
-// Returns what rank `rank` leaves for the others at the rendezvous: `text`, which it says of
-// itself, with a proof that it knows the job's secret, HMAC-SHA256 in hexadecimal digits, behind a
-// tab.
+// Returns what rank `rank` leaves at the rendezvous: `text` and, behind a tab, a proof that it
+// knows the job's secret, HMAC-SHA256 in hexadecimal digits.
 std::string ProvedPlace(int rank, const std::string& text, const std::string& secret);
 
 // Collective over the processes of `options`; whoever else connects meanwhile costs no time.

@@ -2,9 +2,9 @@
 // nothing of MPI.
 //
 // Every two ranks have one connection. A thread of the process reads them all, and sleeps while
-// nothing comes. A message of up to 64 KiB is sent at once; a longer one when the peer has asked
-// for it, into the memory where it belongs, in pieces between which others pass. So there is no
-// limit to its size, and a rank that lags behind keeps few bytes for later. Host memory only.
+// nothing comes. A message of up to 64 KiB is sent at once; a longer one, of any size, when the
+// peer has asked for it, into the memory where it belongs, in pieces between which others pass.
+// Host memory only.
 #pragma once
 
 #include <memory>

@@ -1,10 +1,4 @@
 // Ranks that are threads of one process.
-//
-// Example:
-//   auto comms = MakeThreadCommunicators(2);
-//   std::thread other([&] { RunRank(*comms[1]); });
-//   RunRank(*comms[0]);
-//   other.join();
 #pragma once
 
 #include <memory>
