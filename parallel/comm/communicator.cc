@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -103,29 +102,7 @@ class JoinedTransfer final : public Transfer {
   absl::Status error_;
 };
 
-Communicator::TransferOr StartParts(
-    const char* name, std::span<const Buffer> buffers,
-    absl::FunctionRef<Communicator::TransferOr(const Buffer& buffer)> start) {
-  if (buffers.size() == 1) return start(buffers[0]);
-  std::vector<std::unique_ptr<Transfer>> parts;
-  for (const Buffer& buffer : buffers) {
-    ASSIGN_OR_RETURN(parts.emplace_back(), start(buffer));
-  }
-  return std::make_unique<JoinedTransfer>(name, std::move(parts));
-}
-
 }  // namespace
-
-Communicator::TransferOr Communicator::SendAll(std::span<const Buffer> buffers, int peer, int tag) {
-  return StartParts("SendAll", buffers,
-                    [&](const Buffer& buffer) { return Send(buffer, peer, tag++); });
-}
-
-Communicator::TransferOr Communicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
-                                                  int tag) {
-  return StartParts("ReceiveAll", buffers,
-                    [&](const Buffer& buffer) { return Receive(buffer, peer, tag++); });
-}
 
 absl::Status Communicator::Connect(const Connections&, absl::Duration) { return absl::OkStatus(); }
 
@@ -172,28 +149,40 @@ void EndJob(Communicator& comm, const absl::Status& status) {
   comm.Abort(static_cast<int>(GetExitCode(status)));
 }
 
-absl::Status CheckMessage(const char* call, const Communicator& comm, int peer, int tag) {
+std::string MessageText(Communicator::Direction direction, int peer) {
+  const bool sends = direction == Communicator::Direction::kSend;
+  return absl::StrCat(sends ? "Send to rank " : "Receive from rank ", peer);
+}
+
+absl::Status CheckMessage(Communicator::Direction direction, const Communicator& comm, int peer,
+                          int tag) {
   const bool good = peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 &&
                     tag < Communicator::kNumTags;
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      call, " rank ", peer, " with tag ", tag, ": this is rank ", comm.rank(), " of ", comm.size(),
-      "; a peer is another of them, a tag less than ", Communicator::kNumTags));
+      MessageText(direction, peer), " with tag ", tag, ": this is rank ", comm.rank(), " of ",
+      comm.size(), "; a peer is another of them, a tag less than ", Communicator::kNumTags));
+}
+
+std::unique_ptr<Transfer> JoinTransfers(std::string name,
+                                        std::vector<std::unique_ptr<Transfer>> parts) {
+  return std::make_unique<JoinedTransfer>(std::move(name), std::move(parts));
 }
 
 std::string MessageCommunicator::Message::Text() const {
-  return absl::StrCat(kind == Kind::kSend ? "Send to rank " : "Receive from rank ", peer,
-                      " with tag ", tag, ", ", buffer.bytes, " B");
+  return absl::StrCat(MessageText(direction, peer), " with tag ", tag, ", ", buffer.bytes, " B");
 }
 
-Communicator::TransferOr MessageCommunicator::Send(Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-  return StartChecked({Message::Kind::kSend, buffer, peer, tag});
-}
-
-Communicator::TransferOr MessageCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-  return StartChecked({Message::Kind::kReceive, buffer, peer, tag});
+Communicator::TransferOr MessageCommunicator::StartMessages(Direction direction,
+                                                            std::span<const Buffer> buffers,
+                                                            int peer, int tag) {
+  std::vector<std::unique_ptr<Transfer>> parts;
+  for (const Buffer& buffer : buffers) {
+    RETURN_IF_ERROR(CheckMessage(direction, *this, peer, tag));
+    ASSIGN_OR_RETURN(parts.emplace_back(), StartChecked({direction, buffer, peer, tag++}));
+  }
+  if (parts.size() == 1) return std::move(parts[0]);
+  return JoinTransfers(direction == Direction::kSend ? "SendAll" : "ReceiveAll", std::move(parts));
 }
 
 Communicator::TransferOr MessageCommunicator::AllToAll(std::span<const Buffer> send,
@@ -207,10 +196,9 @@ Communicator::TransferOr MessageCommunicator::AllGather(Buffer mine, std::span<c
 
 Communicator::TransferOr MessageCommunicator::StartChecked(const Message& message) {
   if (message.buffer.device.kind == Device::Kind::kHost) return Start(message);
-  return absl::InvalidArgumentError(
-      absl::StrCat(message.kind == Message::Kind::kSend ? "Send of " : "Receive of ",
-                   message.buffer.bytes, " B on accelerator ", message.buffer.device.index,
-                   ": this communicator moves host memory only"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      message.sends() ? "Send of " : "Receive of ", message.buffer.bytes, " B on accelerator ",
+      message.buffer.device.index, ": this communicator moves host memory only"));
 }
 
 Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
@@ -229,16 +217,16 @@ Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
   }
   if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
   std::vector<std::unique_ptr<Transfer>> parts;
-  for (const auto kind : {Message::Kind::kReceive, Message::Kind::kSend}) {
-    const bool sends = kind == Message::Kind::kSend;
+  for (const auto direction : {Direction::kReceive, Direction::kSend}) {
+    const bool sends = direction == Direction::kSend;
     for (int distance = 1; distance < size(); ++distance) {
       const int peer = (rank() + (sends ? distance : size() - distance)) % size();
       const Buffer& buffer = (sends ? send : receive)[peer];
       if (buffer.bytes == 0) continue;
-      ASSIGN_OR_RETURN(parts.emplace_back(), StartChecked({kind, buffer, peer, kNumTags}));
+      ASSIGN_OR_RETURN(parts.emplace_back(), StartChecked({direction, buffer, peer, kNumTags}));
     }
   }
-  return std::make_unique<JoinedTransfer>(call, std::move(parts));
+  return JoinTransfers(call, std::move(parts));
 }
 
 absl::StatusOr<MessageCommunicator::Part> MessageCommunicator::AgreeOnPart(int color, int key,

@@ -104,14 +104,20 @@ class Communicator {
   virtual int rank() const = 0;  // 0 <= rank < size
   virtual int size() const = 0;  // ranks of the group
 
+  enum class Direction { kSend, kReceive };
+
   // Point to point. 0 <= peer < size, peer != rank (InvalidArgument otherwise).
-  virtual TransferOr Send(Buffer buffer, int peer, int tag) = 0;
-  virtual TransferOr Receive(Buffer buffer, int peer, int tag) = 0;
+  TransferOr Send(Buffer buffer, int peer, int tag) {
+    return StartMessages(Direction::kSend, std::span(&buffer, 1), peer, tag);
+  }
+  TransferOr Receive(Buffer buffer, int peer, int tag) {
+    return StartMessages(Direction::kReceive, std::span(&buffer, 1), peer, tag);
+  }
 
   // Messages that start at once: the same as one Send or Receive for each buffer, with the tags
   // tag, tag + 1, ..., but one transfer. The sender's buffers are as many as the receiver's.
-  virtual TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag);
-  virtual TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag);
+  virtual TransferOr StartMessages(Direction direction, std::span<const Buffer> buffers, int peer,
+                                   int tag) = 0;
 
   // Collective, blocking. Connects device memory, before the first message or collective of any:
   // what `connections` of no call named fails with FailedPrecondition. Every rank states the
@@ -180,16 +186,17 @@ absl::StatusOr<std::vector<T>> AllGatherValue(Communicator& comm, T mine) {
 class MessageCommunicator : public Communicator {
  public:
   struct Message {
-    enum class Kind { kSend, kReceive } kind;
+    Direction direction;
     Buffer buffer;
     int peer;
     int tag;
 
+    bool sends() const { return direction == Direction::kSend; }
     std::string Text() const;  // "Send to rank 1 with tag 2, 3 B"
   };
 
-  TransferOr Send(Buffer buffer, int peer, int tag) final;
-  TransferOr Receive(Buffer buffer, int peer, int tag) final;
+  TransferOr StartMessages(Direction direction, std::span<const Buffer> buffers, int peer,
+                           int tag) final;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) final;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) final;
 
@@ -215,8 +222,16 @@ class MessageCommunicator : public Communicator {
                       std::span<const Buffer> receive);
 };
 
-// Checks the arguments of a message; `call` is "Send to" or "Receive from".
-absl::Status CheckMessage(const char* call, const Communicator& comm, int peer, int tag);
+// Returns "Send to rank 1" or "Receive from rank 1".
+std::string MessageText(Communicator::Direction direction, int peer);
+
+// Checks the arguments of a message.
+absl::Status CheckMessage(Communicator::Direction direction, const Communicator& comm, int peer,
+                          int tag);
+
+// Returns one transfer that ends when all of `parts` have. Its errors begin with `name`.
+std::unique_ptr<Transfer> JoinTransfers(std::string name,
+                                        std::vector<std::unique_ptr<Transfer>> parts);
 
 // The group of one rank: collectives copy the own part, and messages have no peer.
 class SelfCommunicator final : public MessageCommunicator {

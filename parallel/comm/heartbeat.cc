@@ -172,23 +172,15 @@ MonitoredCommunicator::MonitoredCommunicator(Communicator& inner, Heartbeat& hea
                                              absl::Duration comm_timeout)
     : inner_(inner), heartbeat_(heartbeat), comm_timeout_(comm_timeout) {}
 
-std::string MonitoredCommunicator::WithPeer(const char* call, int peer) const {
-  return absl::StrCat(call, " rank ", peer, " of a group of ", size());
-}
-
 std::string MonitoredCommunicator::WithAll(const char* call) const {
   return absl::StrCat(call, " of ", size(), " ranks");
 }
 
-Communicator::TransferOr MonitoredCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
-                                                        int tag) {
-  return Follow(WithPeer("Send to", peer), [&] { return inner_.SendAll(buffers, peer, tag); });
-}
-
-Communicator::TransferOr MonitoredCommunicator::ReceiveAll(std::span<const Buffer> buffers,
-                                                           int peer, int tag) {
-  return Follow(WithPeer("Receive from", peer),
-                [&] { return inner_.ReceiveAll(buffers, peer, tag); });
+Communicator::TransferOr MonitoredCommunicator::StartMessages(Direction direction,
+                                                              std::span<const Buffer> buffers,
+                                                              int peer, int tag) {
+  return Follow(absl::StrCat(MessageText(direction, peer), " of a group of ", size()),
+                [&] { return inner_.StartMessages(direction, buffers, peer, tag); });
 }
 
 absl::Status MonitoredCommunicator::Connect(const Connections& connections, absl::Duration limit) {

@@ -97,14 +97,8 @@ class MonitoredCommunicator final : public Communicator {
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    return SendAll(std::span(&buffer, 1), peer, tag);
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    return ReceiveAll(std::span(&buffer, 1), peer, tag);
-  }
-  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  TransferOr StartMessages(Direction direction, std::span<const Buffer> buffers, int peer,
+                           int tag) override;
   absl::Status Connect(const Connections& connections, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
@@ -117,7 +111,6 @@ class MonitoredCommunicator final : public Communicator {
 
   TransferOr Follow(std::string call, absl::FunctionRef<TransferOr()> start);
   absl::Status EndIfStuck(const absl::Status& status, const std::string& place);
-  std::string WithPeer(const char* call, int peer) const;
   std::string WithAll(const char* call) const;
 
   std::unique_ptr<Communicator> owned_;  // of a group that Split made

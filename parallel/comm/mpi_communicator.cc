@@ -180,11 +180,10 @@ class MpiProgress : public MessageBackend {
     do {  // an empty message is one empty piece
       const int piece = static_cast<int>(std::min(kPieceBytes, bytes - at));
       MPI_Request request = MPI_REQUEST_NULL;
-      const int error = message->kind == Message::Kind::kSend
-                            ? MPI_Isend(data + at, piece, MPI_BYTE, message->peer, message->tag,
-                                        message->comm, &request)
-                            : MPI_Irecv(data + at, piece, MPI_BYTE, message->peer, message->tag,
-                                        message->comm, &request);
+      const int error = message->sends() ? MPI_Isend(data + at, piece, MPI_BYTE, message->peer,
+                                                     message->tag, message->comm, &request)
+                                         : MPI_Irecv(data + at, piece, MPI_BYTE, message->peer,
+                                                     message->tag, message->comm, &request);
       if (error != MPI_SUCCESS) {
         message->status = absl::UnavailableError(ErrorText(error));
         break;
@@ -228,7 +227,7 @@ class MpiProgress : public MessageBackend {
       message.status = absl::InvalidArgumentError("the peer states more bytes");
     } else if (error_class != MPI_SUCCESS) {
       message.status = absl::UnavailableError(ErrorText(error));
-    } else if (message.kind == Message::Kind::kReceive) {
+    } else if (!message.sends()) {
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);
       message.received_bytes += bytes;
@@ -237,8 +236,7 @@ class MpiProgress : public MessageBackend {
   }
 
   void Finish(MpiMessage& message) {
-    const bool whole =
-        message.kind == Message::Kind::kSend || message.received_bytes == message.buffer.bytes;
+    const bool whole = message.sends() || message.received_bytes == message.buffer.bytes;
     if (message.status.ok() && !whole) {
       message.status = absl::InvalidArgumentError(
           absl::StrCat("the peer states ", message.received_bytes, " B"));
@@ -249,7 +247,7 @@ class MpiProgress : public MessageBackend {
 
   // MPI cannot cancel a send that the peer may know of already.
   void Cancel(const MpiMessage& message) {
-    if (message.kind == Message::Kind::kSend) return;
+    if (message.sends()) return;
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (owners_[i].get() == &message) MPI_Cancel(&requests_[i]);
     }

@@ -224,13 +224,15 @@ class NcclLane {
 
 bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind::kCuda; }
 
-// Messages to a peer of the lane (ncclSend), or from it (ncclRecv).
-template <auto kCall>
-NcclLaunch MessagesOf(std::vector<Buffer> buffers, int peer) {
-  return [buffers = std::move(buffers), peer](ncclComm_t comm, cudaStream_t stream) {
+// Messages over a lane, whose first member is the sender.
+NcclLaunch MessagesOf(Communicator::Direction direction, std::vector<Buffer> buffers) {
+  const bool sends = direction == Communicator::Direction::kSend;
+  return [buffers = std::move(buffers), sends](ncclComm_t comm, cudaStream_t stream) {
     NcclGroup group;
     for (const Buffer& b : buffers) {
-      group.Add(kCall(b.data, static_cast<size_t>(b.bytes), ncclUint8, peer, comm, stream));
+      const auto bytes = static_cast<size_t>(b.bytes);
+      group.Add(sends ? ncclSend(b.data, bytes, ncclUint8, /*peer=*/1, comm, stream)
+                      : ncclRecv(b.data, bytes, ncclUint8, /*peer=*/0, comm, stream));
     }
     return group.End();
   };
@@ -502,10 +504,10 @@ class Lanes {
     for (const Ends& ends : added) {
       if (ends == kAll) continue;
       const bool sends = ends.first == control_->rank();
-      const std::vector<Buffer> message = {
-          connections.scratch.Part(sends ? 0 : kTrialBytes, kTrialBytes)};
-      trials.push_back({lanes_[ends]->end(), sends ? MessagesOf<ncclSend>(message, 1)
-                                                   : MessagesOf<ncclRecv>(message, 0)});
+      const auto direction =
+          sends ? Communicator::Direction::kSend : Communicator::Direction::kReceive;
+      const Buffer message = connections.scratch.Part(sends ? 0 : kTrialBytes, kTrialBytes);
+      trials.push_back({lanes_[ends]->end(), MessagesOf(direction, {message})});
     }
     if (const NcclLane* const all = Find(kAll)) AddTrialsOfAll(connections, all->end(), trials);
     return trials;
@@ -567,25 +569,16 @@ class NcclCommunicator final : public Communicator {
     return WithPrefix("connecting GPUs by NCCL", lanes_->Connect(connections, limit));
   }
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    return SendAll(std::span(&buffer, 1), peer, tag);
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    return ReceiveAll(std::span(&buffer, 1), peer, tag);
-  }
-
-  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-    if (buffers.empty() || !OnDevice(buffers[0])) return host_.SendAll(buffers, peer, tag);
-    return Start(lanes_->Message(rank(), peer), absl::StrCat("Send to rank ", peer), buffers,
-                 MessagesOf<ncclSend>({buffers.begin(), buffers.end()}, 1));
-  }
-
-  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override {
-    RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-    if (buffers.empty() || !OnDevice(buffers[0])) return host_.ReceiveAll(buffers, peer, tag);
-    return Start(lanes_->Message(peer, rank()), absl::StrCat("Receive from rank ", peer), buffers,
-                 MessagesOf<ncclRecv>({buffers.begin(), buffers.end()}, 0));
+  TransferOr StartMessages(Direction direction, std::span<const Buffer> buffers, int peer,
+                           int tag) override {
+    RETURN_IF_ERROR(CheckMessage(direction, *this, peer, tag));
+    if (buffers.empty() || !OnDevice(buffers[0])) {
+      return host_.StartMessages(direction, buffers, peer, tag);
+    }
+    const bool sends = direction == Direction::kSend;
+    return Start(sends ? lanes_->Message(rank(), peer) : lanes_->Message(peer, rank()),
+                 MessageText(direction, peer), buffers,
+                 MessagesOf(direction, {buffers.begin(), buffers.end()}));
   }
 
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {

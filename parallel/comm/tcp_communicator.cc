@@ -189,11 +189,11 @@ class TcpWorld : public MessageBackend {
     RETURN_IF_ERROR(alive_);
     Connection& connection = connections_[world_peer];
     auto started = std::make_shared<TcpMessage>(message, group, world_peer);
-    const bool sends = message.kind == Message::Kind::kSend;
-    if (!sends && MatchArrived(connection, started)) return started;  // what a lost peer sent, too
+    if (!message.sends() && MatchArrived(connection, started))
+      return started;  // what a lost peer sent, too
     if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
     connection.pending.insert(started);
-    if (!sends) {
+    if (!message.sends()) {
       connection.posted[started->lane()].push_back(started);
       return started;
     }

@@ -100,9 +100,9 @@ class ThreadCommunicator final : public MessageCommunicator {
 
  private:
   TransferOr Start(const Message& message) override {
-    const auto& [kind, buffer, peer, tag] = message;
+    const auto& [direction, buffer, peer, tag] = message;
     const auto post = std::make_shared<Post>(message, group_->world_ranks[rank_]);
-    const bool sends = kind == Message::Kind::kSend;
+    const bool sends = message.sends();
     std::shared_ptr<Post> partner;
     {
       const MutexLock lock(world_.mutex);
@@ -129,7 +129,7 @@ class ThreadCommunicator final : public MessageCommunicator {
   std::shared_ptr<Post> MatchPartner(const std::shared_ptr<Post>& post, const Group::Lane& lane)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex) {
     auto& posts = group_->lanes[lane];
-    if (posts.empty() || posts.front()->kind == post->kind) {
+    if (posts.empty() || posts.front()->direction == post->direction) {
       posts.push_back(post);
       world_.waiting.insert(post.get());
       return nullptr;

@@ -61,8 +61,9 @@ class MessageBox {
                      .peer = route.peer,
                      .bytes = bytes}};
     const int tag = MessageTag(route.cut, route.backward, /*tensor=*/0);
-    Communicator::TransferOr started = route.send ? comm_.SendAll(buffers, route.peer, tag)
-                                                  : comm_.ReceiveAll(buffers, route.peer, tag);
+    const auto direction =
+        route.send ? Communicator::Direction::kSend : Communicator::Direction::kReceive;
+    Communicator::TransferOr started = comm_.StartMessages(direction, buffers, route.peer, tag);
     if (!started.ok()) return Explain(started.status(), message, transfer);
     message.transfer = *std::move(started);
     (route.send ? sends_ : receives_).push_back(std::move(message));

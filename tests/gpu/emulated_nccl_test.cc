@@ -694,6 +694,8 @@ TEST(NcclCommunicatorOnEmulatedGpus, ReduceScatterSumsInTheOrderOfNccl) {
 TEST(NcclCommunicatorOnEmulatedGpus, TheTensorsOfAMessageAreOneLaunch) {
   OnNcclRanks(2, [](Communicator& comm, int device) {
     const bool sends = comm.rank() == 0;
+    const auto direction =
+        sends ? Communicator::Direction::kSend : Communicator::Direction::kReceive;
     std::vector<std::unique_ptr<Room>> rooms;
     std::vector<Buffer> buffers;
     for (int i = 0; i < 3; ++i) {
@@ -701,7 +703,7 @@ TEST(NcclCommunicatorOnEmulatedGpus, TheTensorsOfAMessageAreOneLaunch) {
       buffers.push_back(rooms.back()->buffer);
     }
     const int64_t before = ReadCounters().launches;
-    ExpectDone(sends ? comm.SendAll(buffers, 1, 0) : comm.ReceiveAll(buffers, 0, 0));
+    ExpectDone(comm.StartMessages(direction, buffers, sends ? 1 : 0, 0));
     EXPECT_EQ(ReadCounters().launches - before, 1);
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(rooms[i]->Bytes() == Pattern(1000 * i + 8, i));
   });

@@ -53,12 +53,13 @@ Communicator::TransferOr CountingCommunicator::Counted(TransferOr transfer,
   return std::make_unique<TimedTransfer>(*std::move(transfer), meter_);
 }
 
-Communicator::TransferOr CountingCommunicator::Send(Buffer buffer, int peer, int tag) {
-  return Counted(inner().Send(buffer, peer, tag), {.sent_messages = 1, .sent_bytes = buffer.bytes});
-}
-
-Communicator::TransferOr CountingCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  return Counted(inner().Receive(buffer, peer, tag), {.received_bytes = buffer.bytes});
+Communicator::TransferOr CountingCommunicator::StartMessage(Direction direction,
+                                                            const Buffer& buffer, int peer,
+                                                            int tag) {
+  return Counted(ForwardingCommunicator::StartMessage(direction, buffer, peer, tag),
+                 direction == Direction::kSend
+                     ? CommCounts{.sent_messages = 1, .sent_bytes = buffer.bytes}
+                     : CommCounts{.received_bytes = buffer.bytes});
 }
 
 Communicator::TransferOr CountingCommunicator::AllToAll(std::span<const Buffer> send,

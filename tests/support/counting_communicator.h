@@ -46,8 +46,6 @@ class CountingCommunicator final : public ForwardingCommunicator {
   CountingCommunicator(Communicator& inner, CommMeter& meter)
       : ForwardingCommunicator(inner), meter_(meter) {}
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override;
-  TransferOr Receive(Buffer buffer, int peer, int tag) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
@@ -55,6 +53,7 @@ class CountingCommunicator final : public ForwardingCommunicator {
  private:
   CountingCommunicator(std::unique_ptr<Communicator> owned, CommMeter& meter);
 
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override;
   TransferOr Counted(TransferOr transfer, const CommCounts& counts);
 
   CommMeter& meter_;

@@ -68,28 +68,12 @@ int64_t FaultCommunicator::num_calls() const {
   return state_->num_calls;
 }
 
-Communicator::TransferOr FaultCommunicator::Send(Buffer buffer, int peer, int tag) {
+Communicator::TransferOr FaultCommunicator::StartMessages(Direction direction,
+                                                          std::span<const Buffer> buffers, int peer,
+                                                          int tag) {
   RETURN_IF_ERROR(state_->Enter(rank()));
-  if (state_->TakeDrop()) return std::make_unique<LostSend>();
-  return inner().Send(buffer, peer, tag);
-}
-
-Communicator::TransferOr FaultCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner().Receive(buffer, peer, tag);
-}
-
-Communicator::TransferOr FaultCommunicator::SendAll(std::span<const Buffer> buffers, int peer,
-                                                    int tag) {
-  RETURN_IF_ERROR(state_->Enter(rank()));
-  if (state_->TakeDrop()) return std::make_unique<LostSend>();
-  return inner().SendAll(buffers, peer, tag);
-}
-
-Communicator::TransferOr FaultCommunicator::ReceiveAll(std::span<const Buffer> buffers, int peer,
-                                                       int tag) {
-  RETURN_IF_ERROR(state_->Enter(rank()));
-  return inner().ReceiveAll(buffers, peer, tag);
+  if (direction == Direction::kSend && state_->TakeDrop()) return std::make_unique<LostSend>();
+  return inner().StartMessages(direction, buffers, peer, tag);
 }
 
 absl::Status FaultCommunicator::Connect(const Connections& connections, absl::Duration limit) {

@@ -20,8 +20,7 @@ namespace deepnet {
 struct Fault {
   enum class Kind {
     kDelay,  // the rank stands still for `delay` before the call
-    kDrop,   // the first Send or SendAll from this call on is lost: it ends well here, and never
-             // arrives
+    kDrop,   // the first Send from this call on is lost: it ends well here, and never arrives
     kDie,    // `die` is called; if it returns, this call and all that follow fail with Unavailable
              // and nothing more is sent
   };
@@ -39,10 +38,8 @@ class FaultCommunicator final : public ForwardingCommunicator {
   FaultCommunicator(
       Communicator& inner, std::vector<Fault> faults, std::function<void()> die = [] {});
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override;
-  TransferOr Receive(Buffer buffer, int peer, int tag) override;
-  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override;
-  TransferOr ReceiveAll(std::span<const Buffer> buffers, int peer, int tag) override;
+  TransferOr StartMessages(Direction direction, std::span<const Buffer> buffers, int peer,
+                           int tag) override;
   absl::Status Connect(const Connections& connections, absl::Duration limit) override;
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override;
   TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override;

@@ -34,13 +34,12 @@ class OrderedTransfer final : public Transfer {
   explicit OrderedTransfer(const Message& message)
       : text_(message.Text()),
         stated_{message.tag, message.buffer.bytes},
-        label_(message.kind == Message::Kind::kSend ? stated_ : Label()) {}
+        label_(message.sends() ? stated_ : Label()) {}
 
   absl::Status Start(Communicator& comm, const Message& message) {
     const Buffer label = Buffer::Of(std::span(&label_, 1));
     const auto start = [&](const Buffer& buffer, int tag) {
-      return message.kind == Message::Kind::kSend ? comm.Send(buffer, message.peer, tag)
-                                                  : comm.Receive(buffer, message.peer, tag);
+      return comm.StartMessages(message.direction, std::span(&buffer, 1), message.peer, tag);
     };
     ASSIGN_OR_RETURN(label_transfer_, start(label, kLabelTag));
     ASSIGN_OR_RETURN(bytes_transfer_, start(message.buffer, kBytesTag));
@@ -74,22 +73,16 @@ class OrderedTransfer final : public Transfer {
   std::unique_ptr<Transfer> label_transfer_, bytes_transfer_;
 };
 
-Communicator::TransferOr StartOrdered(Communicator& comm, const Message& message) {
-  auto transfer = std::make_unique<OrderedTransfer>(message);
-  RETURN_IF_ERROR(transfer->Start(comm, message));
-  return transfer;
-}
-
 }  // namespace
 
-Communicator::TransferOr OrderedCommunicator::Send(Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(CheckMessage("Send to", *this, peer, tag));
-  return StartOrdered(inner(), {Message::Kind::kSend, buffer, peer, tag});
-}
-
-Communicator::TransferOr OrderedCommunicator::Receive(Buffer buffer, int peer, int tag) {
-  RETURN_IF_ERROR(CheckMessage("Receive from", *this, peer, tag));
-  return StartOrdered(inner(), {Message::Kind::kReceive, buffer, peer, tag});
+Communicator::TransferOr OrderedCommunicator::StartMessage(Direction direction,
+                                                           const Buffer& buffer, int peer,
+                                                           int tag) {
+  RETURN_IF_ERROR(CheckMessage(direction, *this, peer, tag));
+  const Message message = {direction, buffer, peer, tag};
+  auto transfer = std::make_unique<OrderedTransfer>(message);
+  RETURN_IF_ERROR(transfer->Start(inner(), message));
+  return transfer;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> OrderedCommunicator::Split(int color, int key) {

@@ -25,11 +25,11 @@ class OrderedCommunicator final : public ForwardingCommunicator {
   // `inner` outlives this and all that Split makes. It carries no other messages between ranks.
   explicit OrderedCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override;
-  TransferOr Receive(Buffer buffer, int peer, int tag) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
  private:
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override;
+
   explicit OrderedCommunicator(std::unique_ptr<Communicator> owned)
       : ForwardingCommunicator(std::move(owned)) {}
 };

@@ -94,9 +94,13 @@ TEST(Links, OffsetsAreThoseInTheMiddleOfTheShortestTrip) {
 class SlowSender final : public ForwardingCommunicator {
  public:
   explicit SlowSender(Communicator& inner) : ForwardingCommunicator(inner) {}
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (buffer.bytes >= 1 << 16) absl::SleepFor(absl::Milliseconds(200));
-    return inner().Send(buffer, peer, tag);
+
+ private:
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    if (direction == Direction::kSend && buffer.bytes >= 1 << 16) {
+      absl::SleepFor(absl::Milliseconds(200));
+    }
+    return ForwardingCommunicator::StartMessage(direction, buffer, peer, tag);
   }
 };
 
@@ -119,12 +123,15 @@ class SpoilingCommunicator final : public ForwardingCommunicator {
  public:
   SpoilingCommunicator(Communicator& inner, int64_t least)
       : ForwardingCommunicator(inner), least_(least) {}
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (buffer.bytes >= least_) static_cast<float*>(buffer.data)[0] += 1.0f;
-    return inner().Send(buffer, peer, tag);
-  }
 
  private:
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    if (direction == Direction::kSend && buffer.bytes >= least_) {
+      static_cast<float*>(buffer.data)[0] += 1.0f;
+    }
+    return ForwardingCommunicator::StartMessage(direction, buffer, peer, tag);
+  }
+
   const int64_t least_;
 };
 
@@ -216,13 +223,16 @@ class NeverSent final : public Transfer {
 class UnsentCommunicator final : public ForwardingCommunicator {
  public:
   explicit UnsentCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    ASSIGN_OR_RETURN(auto sent, inner().Send(buffer, peer, tag));
-    return std::make_unique<NeverSent>(std::move(sent), limits_);
-  }
   const std::vector<absl::Duration>& limits() const { return limits_; }
 
  private:
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    ASSIGN_OR_RETURN(auto started,
+                     ForwardingCommunicator::StartMessage(direction, buffer, peer, tag));
+    if (direction == Direction::kReceive) return started;
+    return std::make_unique<NeverSent>(std::move(started), limits_);
+  }
+
   std::vector<absl::Duration> limits_;
 };
 

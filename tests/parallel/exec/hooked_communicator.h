@@ -25,16 +25,16 @@ class HookedCommunicator final : public ForwardingCommunicator {
   HookedCommunicator(Communicator& inner, Hook hook)
       : ForwardingCommunicator(inner), hook_(std::move(hook)) {}
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    if (hook_(true, peer, tag) == Fate::kPass) return inner().Send(buffer, peer, tag);
-    return std::make_unique<Finished>(absl::OkStatus());
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    if (hook_(false, peer, tag) == Fate::kPass) return inner().Receive(buffer, peer, tag);
-    return std::make_unique<Finished>(absl::UnavailableError("connection reset"));
+ private:
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    const bool sends = direction == Direction::kSend;
+    if (hook_(sends, peer, tag) == Fate::kPass) {
+      return ForwardingCommunicator::StartMessage(direction, buffer, peer, tag);
+    }
+    return std::make_unique<Finished>(sends ? absl::OkStatus()
+                                            : absl::UnavailableError("connection reset"));
   }
 
- private:
   class Finished final : public Transfer {
    public:
     explicit Finished(absl::Status status) : status_(std::move(status)) {}

@@ -163,13 +163,6 @@ class WatchedCommunicator final : public ForwardingCommunicator {
  public:
   explicit WatchedCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
 
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    return Watched(inner().Send(buffer, peer, tag));
-  }
-  TransferOr Receive(Buffer buffer, int peer, int tag) override {
-    return Watched(inner().Receive(buffer, peer, tag));
-  }
-
   absl::Status AwaitAll(absl::Duration limit) {
     for (Transfer* transfer : under_way_) RETURN_IF_ERROR(transfer->Wait(limit));
     return absl::OkStatus();
@@ -191,9 +184,10 @@ class WatchedCommunicator final : public ForwardingCommunicator {
     std::set<Transfer*>& under_way_;
   };
 
-  TransferOr Watched(TransferOr transfer) {
-    RETURN_IF_ERROR(transfer.status());
-    return std::make_unique<Watch>(*std::move(transfer), under_way_);
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    ASSIGN_OR_RETURN(auto transfer,
+                     ForwardingCommunicator::StartMessage(direction, buffer, peer, tag));
+    return std::make_unique<Watch>(std::move(transfer), under_way_);
   }
 
   std::set<Transfer*> under_way_;

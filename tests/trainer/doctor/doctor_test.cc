@@ -141,22 +141,17 @@ class SpoilingCommunicator final : public ForwardingCommunicator {
   explicit SpoilingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
   explicit SpoilingCommunicator(std::unique_ptr<Communicator> inner)
       : ForwardingCommunicator(std::move(inner)) {}
-  TransferOr SendAll(std::span<const Buffer> buffers, int peer, int tag) override {
-    for (const Buffer& buffer : buffers) Spoil(buffer);
-    return inner().SendAll(buffers, peer, tag);
-  }
-  TransferOr Send(Buffer buffer, int peer, int tag) override {
-    Spoil(buffer);
-    return inner().Send(buffer, peer, tag);
-  }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
     ASSIGN_OR_RETURN(auto part, inner().Split(color, key));
     return std::make_unique<SpoilingCommunicator>(std::move(part));
   }
 
  private:
-  static void Spoil(const Buffer& buffer) {
-    if (buffer.bytes >= 1024) static_cast<uint8_t*>(buffer.data)[0] ^= 1;
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    if (direction == Direction::kSend && buffer.bytes >= 1024) {
+      static_cast<uint8_t*>(buffer.data)[0] ^= 1;
+    }
+    return ForwardingCommunicator::StartMessage(direction, buffer, peer, tag);
   }
 };
 
