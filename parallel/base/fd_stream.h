@@ -1,6 +1,5 @@
-// Streams over file descriptors that know why they ended: an error is not the end of the input, and
-// what was written has arrived or its status says why not. Those of the standard library tell
-// neither.
+// Streams over file descriptors that, unlike the standard library's, know why they ended: an error
+// is not the end of the input, and what was written has arrived or its status says why not.
 #pragma once
 
 #include <iostream>
@@ -12,9 +11,9 @@
 
 namespace deepnet {
 
-// Reads or writes, with a buffer of its own. Waits where the descriptor does not (O_NONBLOCK). What
-// a person sees on a terminal is written line by line, the rest when the buffer is full, at flush()
-// and at the end. Used by one thread at a time.
+// Reads or writes, with a buffer of its own. Waits where the descriptor does not (O_NONBLOCK).
+// Writes to a terminal line by line, elsewhere when the buffer is full, at flush() and at the end.
+// Used by one thread at a time.
 class FdStream final : public std::iostream {
  public:
   explicit FdStream(int fd);  // borrowed
@@ -38,8 +37,7 @@ class FdStream final : public std::iostream {
 absl::Status StreamError(const std::ios& stream);
 
 // Opens what is closed of the descriptors 0, 1 and 2, so that no other file gets their numbers and
-// with it what is meant for people. Reading and writing them fails as it did. Called before
-// anything is opened.
+// with it what is meant for people. Reading and writing them fails as it did.
 void KeepStandardDescriptors();
 
 }  // namespace deepnet

@@ -39,19 +39,16 @@ class Fields {
     return good || Require(false, name, ValueText(field), text);
   }
 
-  // Requires a text that is not empty.
   bool Given(const std::string& name, const std::string& text) const {
     return Require(!message_.GetReflection()->GetString(message_, &Find(name)).empty(), name, text);
   }
 
-  // Requires a number of at most `most`: a larger one would take memory or time before anything
-  // could refuse it.
+  // Refuses a number that would take memory or time before anything else could refuse it.
   bool AtMost(double most, const std::string& name) const {
     return Require(Number(name) <= most, name,
                    absl::StrCat("must be at most ", static_cast<int64_t>(most)));
   }
 
-  // Requires a number of at least `least`.
   bool AtLeast(double least, const std::string& name, const std::string& text = "") const {
     return Require(Number(name) >= least, name,
                    text.empty() ? absl::StrCat("must be at least ", least) : text);
@@ -73,9 +70,9 @@ class Fields {
     return Require(Number(name) >= 0 && Number(name) < 1, name, "must be at least 0 and below 1");
   }
 
-  // Adds the numbers that are not finite, the enum values without a name, the texts that are not
-  // UTF-8 and the whole numbers that arithmetic could not bear, anywhere below the message: the
-  // file formats let them through. Returns whether every whole number can be borne.
+  // Adds what the file formats let through anywhere below the message: numbers that are not finite,
+  // enum values without a name, texts that are not UTF-8 and whole numbers that arithmetic could
+  // not bear. Returns whether every whole number can be borne.
   bool CheckValues() const;
 
   static std::string Quoted(const std::string& text) { return absl::StrCat("'", text, "'"); }

@@ -28,7 +28,7 @@ absl::Status ErrnoStatus(const std::string& what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " '", path, "'"));
 }
 
-// OK, or ErrnoStatus where a call returned something else than 0.
+// Returns ErrnoStatus where a call returned something else than 0.
 absl::Status StatusOf(int result, const char* what, const std::string& path) {
   return result == 0 ? absl::OkStatus() : ErrnoStatus(what, path);
 }
@@ -343,9 +343,10 @@ std::string ParentFolder(std::string_view path) {
 
 absl::StatusOr<std::string> FollowOwnLinks(std::string path) {
   constexpr int kMaxLinks = 40;  // as the kernel
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  struct stat info;
-  for (int links = 0; lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode); ++links) {
+  for (int links = 0;; ++links) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    struct stat info;
+    if (lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
     if (info.st_uid != geteuid() && info.st_uid != 0) {
       return absl::FailedPreconditionError(
           absl::StrCat("'", path, "' is a symbolic link that another user made"));
@@ -357,9 +358,7 @@ absl::StatusOr<std::string> FollowOwnLinks(std::string path) {
           absl::StrCat("'", path, "' is a symbolic link to itself"));
     }
     path = (std::filesystem::path(ParentFolder(path)) / target).lexically_normal().string();
-    while (path.size() > 1 && path.back() == '/') path.pop_back();
   }
-  return path;
 }
 
 bool IsMountPoint(const std::string& path) {
@@ -454,7 +453,7 @@ absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Begin(FileSyst
 }
 
 FileReplacement::~FileReplacement() {
-  if (file_ == nullptr || committed_) return;
+  if (file_ == nullptr) return;
   file_.reset();
   fs_.Delete(unfinished_).IgnoreError();
 }
@@ -463,7 +462,7 @@ absl::Status FileReplacement::Commit() {
   RETURN_IF_ERROR(file_->Sync());
   RETURN_IF_ERROR(file_->Close());
   RETURN_IF_ERROR(fs_.Rename(unfinished_, path_));
-  committed_ = true;
+  file_ = nullptr;
   return fs_.SyncFolder(ParentFolder(path_));
 }
 

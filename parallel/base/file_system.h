@@ -7,21 +7,16 @@
 //   a new file's name in a folder  when SyncFolder() of that folder has returned;
 //   a renaming or a deletion       likewise; two folders need two calls;
 //   a new folder                   when MakeFolder() has returned.
-// Until then a crash may keep all of it, none of it, or any part, in any order. What a process did
-// is visible at once to itself and to others on the same machine, and survives the death of the
-// process.
+// Until then a crash may keep all of it, none of it, or any part, in any order. The end of a
+// process keeps all that it did.
 //
-// Errors name the path. kNotFound: it does not exist. kResourceExhausted: no space. Others as errno
-// has it. An object may be used by one thread at a time per path, and by any number that read it.
+// Errors name the path and have the code of errno. An object may be used by one thread at a time
+// per path, and by any number that read it.
 //
 // Folders are shared with people and with other users. So nothing is written or deleted through a
 // symbolic link that stands at the end of a path (one further up is followed: users keep folders
 // where there is room), and nothing is deleted that this program has not made. What it makes for a
 // time has a name that nobody else gives: one with kUnfinishedEnd, or UnusedName().
-//
-// Example (add to a file for as long as a process lives):
-//   ASSIGN_OR_RETURN(const auto file, fs.OpenForAppend("run/metrics.jsonl"));
-//   RETURN_IF_ERROR(file->Append(line));
 #pragma once
 
 #include <cstdint>
@@ -120,9 +115,8 @@ std::string JoinPath(std::string_view folder, std::string_view name);
 // Returns the folder that holds `path`: "." for a bare name, "/" for a name at the root.
 std::string ParentFolder(std::string_view path);
 
-// Returns where `path` leads: links at its end are followed, as users make them to where there is
-// room. FailedPrecondition at one of another user, who could lead the program anywhere; root's are
-// followed.
+// Returns where `path` leads: links at its end are followed. FailedPrecondition at one of another
+// user than root, who could lead the program anywhere.
 absl::StatusOr<std::string> FollowOwnLinks(std::string path);
 
 // Returns true if something is mounted at `path`, so that it can be neither renamed nor replaced.
@@ -140,8 +134,7 @@ bool IsFileName(std::string_view name);
 absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& path,
                                           int64_t limit_bytes);
 
-// Reads a file or, to its end, a pipe such as /dev/stdin: what a user may name on a command line.
-// FailedPrecondition beyond `limit_bytes`.
+// The same for a file or a pipe, such as /dev/stdin, that a user named on a command line.
 absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limit_bytes);
 
 // The ending of the names of folders that are being written or deleted. What has such a name may be
@@ -164,11 +157,6 @@ absl::Status DeleteIfThere(FileSystem& fs, const std::string& path);
 absl::Status MakeOwnFolder(FileSystem& fs, const std::string& path);
 
 // A file that appears whole, in the place of an earlier one, or not at all.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const auto file, FileReplacement::Begin(fs, "run/latest"));
-//   RETURN_IF_ERROR(file->Append("step-00000010\n"));
-//   RETURN_IF_ERROR(file->Commit());
 class FileReplacement {
  public:
   // Fails at a link or a device: it would be replaced by a file. `fs` is borrowed.
@@ -190,9 +178,8 @@ class FileReplacement {
 
   FileSystem& fs_;
   const std::string path_;
-  const std::string unfinished_;  // the name until then
-  std::unique_ptr<AppendFile> file_;
-  bool committed_ = false;
+  const std::string unfinished_;      // the name until then
+  std::unique_ptr<AppendFile> file_;  // null once it has its name
 };
 
 // Creates the file or replaces it, atomically and durably (FileReplacement).

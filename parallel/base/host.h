@@ -39,16 +39,15 @@ class BorrowedCores {
 };
 
 // Returns the bytes of memory that this process and those beside it may use: all of the host, or
-// less where a control group (version 1 or 2, as containers and Slurm make them), its own or one
-// above it, has a limit. `root`: the folder that stands for the root of the file system.
+// less where a control group (version 1 or 2), its own or one above it, has a limit. `root`: the
+// folder that stands for the root of the file system.
 int64_t UsableMemoryBytes(const std::string& root = "/");
 
 // Returns the bytes that the host can give now without swapping.
 int64_t AvailableMemoryBytes(const std::string& root = "/");
 
-// Returns the most bytes of main memory that were resident at once since the process began, or
-// since the one it replaced by exec began, shared libraries and mapped files included. Never less
-// than an earlier answer. For reports; a plan's bytes are counted elsewhere.
+// Returns the most bytes of main memory that were resident at once since the process, or the one it
+// replaced by exec, began, shared libraries and mapped files included.
 int64_t PeakResidentBytes();
 
 }  // namespace deepnet

@@ -12,9 +12,8 @@
 
 namespace deepnet {
 
-// Returns `text` between quotes, with quotes, backslashes, control characters (DEL and those above
-// it, U+0080 to U+009F, included) and U+2028 and U+2029 escaped, so that it is one line for every
-// reader; every other byte as it is. The caller gives UTF-8, as JSON wants it.
+// Returns `text` between quotes, with quotes, backslashes, control characters (U+007F to U+009F
+// included), U+2028, U+2029 and what is no UTF-8 escaped, so that it is one line for every reader.
 std::string JsonQuoted(std::string_view text);
 
 // Returns `value` with at most `digits` significant digits, or null where it is not finite, which

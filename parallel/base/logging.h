@@ -3,11 +3,7 @@
 // On a terminal a live line with a bar stays below the last message and is redrawn in place; in a
 // file or a pipe the same figures are plain lines.
 //
-// Example:
-//   LoggerOptions options = StderrOptions();
-//   options.rank = 3;
-//   options.num_ranks = 8;
-//   Logger log(options);
+// Example, on rank 3 of 8:
 //   log.Info("resumed at step 1,200");           // 12:03:07 [3/8] resumed at step 1,200
 //   log.Show({.label = "train", .fraction = 0.25, .figures = "loss 4.31", .seconds_left = 340});
 //   // On a terminal: train [########------------------------]  25%  loss 4.31  5:40 left

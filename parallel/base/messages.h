@@ -1,7 +1,6 @@
-// Protobuf messages as bytes, for files and for other ranks. A `string` of proto3 has to be UTF-8:
-// bytes with a string that is not UTF-8 cannot be parsed by whoever reads them. Names of files,
-// hosts and jobs may hold anything, so nothing is serialized past ToBytes(), and what cannot be
-// read is a status.
+// Protobuf messages as bytes, for files and for other ranks. Bytes with a string that is not UTF-8
+// cannot be parsed, and names of files, hosts and jobs may hold anything: so nothing is serialized
+// past ToBytes(), and what cannot be read is a status.
 #pragma once
 
 #include <string>

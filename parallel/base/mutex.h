@@ -1,10 +1,6 @@
 // A mutex and a condition variable that Clang's analysis of thread safety (-Wthread-safety) knows:
 // a field ABSL_GUARDED_BY(mutex_) that is used without the mutex is an error. They are the standard
 // library's, which sanitizers understand.
-//
-// Example:
-//   const MutexLock lock(mutex_);
-//   changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_; });
 #pragma once
 
 #include <algorithm>
@@ -40,7 +36,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-// Waits are for a condition, which is evaluated with the mutex held; while they sleep it is free.
+// Waits are for a condition, which is evaluated with the mutex held:
+//   changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_; });
 class CondVar {
  public:
   void NotifyOne() { changed_.notify_one(); }

@@ -38,8 +38,7 @@ PhiloxKey MakeKey(uint64_t seed, RandomPurpose purpose);
 // FNV-1a, 64 bits: how a parameter's name enters a counter.
 uint64_t HashName(std::string_view name);
 
-// Returns the standard normal of 32 random bits: Wichura's AS 241 (PPND16) at (bits + 1/2) / 2^32,
-// in double precision with its own logarithm, rounded once to float (normal_quantile.h).
+// Returns the standard normal of 32 random bits (NormalQuantile).
 float NormalFromBits(uint32_t bits);
 
 // Fills `values` with the elements from `first` on of the initial values of parameter `name`,

@@ -11,13 +11,11 @@
 namespace deepnet {
 
 // Runs `work` in a thread of its own, which the caller joins. Fails with ResourceExhausted
-// (ExitCode::kDoesNotFit) where the system refuses it: a limit of processes (ulimit -u, the pids of
-// a control group) or of address space.
+// (ExitCode::kDoesNotFit) where the system refuses it, by a limit of processes or address space.
 absl::StatusOr<std::thread> StartThread(std::function<void()> work);
 
-// Fails as StartThread does if the system does not give `count` threads at once, of which the
-// caller's is one: for libraries that start so many themselves and end the process where they get
-// none.
+// Fails likewise if the system does not give `count` threads at once, the caller's included: for
+// libraries that start so many themselves and end the process where they get none.
 absl::Status TryThreads(int count);
 
 }  // namespace deepnet

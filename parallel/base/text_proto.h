@@ -22,8 +22,8 @@ struct TextProtoOptions {
   google::protobuf::io::ErrorCollector* errors = nullptr;
 };
 
-// Reads `text` into `message`. Returns false at the first mistake, to which
-// numbers with a leading 0 belong: the format means octal ones, their writer does not.
+// Reads `text` into `message`. Returns false at the first mistake. Numbers with a leading 0 are
+// one: the format means octal ones, their writer does not.
 bool ParseTextProto(const std::string& text, google::protobuf::Message* message,
                     const TextProtoOptions& options = {});
 

@@ -1,5 +1,4 @@
-// UTF-8: well-formedness, white space and lines, what a terminal may get of it, and the few facts
-// about Unicode that scoring needs.
+// UTF-8: well-formedness, white space, lines, and what a terminal may get of it.
 #pragma once
 
 #include <string>
@@ -39,8 +38,7 @@ std::string OneLine(std::string_view text);
 
 // Returns `text`, which somebody else may have made, as a terminal may get it: what is no UTF-8,
 // control characters, Unicode's ends of lines and paragraphs, and orders to change the direction of
-// writing are U+FFFD. Nothing of it moves the cursor, sets a title or stands elsewhere than it
-// says.
+// writing are U+FFFD.
 std::string ShownText(std::string_view text);
 
 // The same where `text` has several lines or a table: ends of lines and tabs stay.

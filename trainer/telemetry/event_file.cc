@@ -1,7 +1,6 @@
 #include "trainer/telemetry/event_file.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <utility>
 
@@ -78,22 +77,19 @@ std::string MarkdownEscaped(const std::string& text) {
                                     {"]", "\\]"}});
 }
 
-// Shown as a table of three rows. No sentence stands at the beginning of a line, where Markdown
-// would see lists and headings in it.
+// No sentence stands at the beginning of a line, where Markdown would see lists and headings in it.
 void AddSample(const SampleTranslation& sample, Summary& summary) {
   Summary::Value& value = *summary.add_value();
   value.set_tag(absl::StrCat("sample/", sample.direction(), ".", sample.line()));
   value.mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
   tensorboard::Tensor& texts = *value.mutable_tensor();
   texts.set_dtype(kText);
-  const std::array<std::pair<std::string, std::string>, 3> rows = {
-      {{"source", sample.source()},
-       {"reference", sample.reference()},
-       {"translation", sample.translation()}}};
-  texts.mutable_tensor_shape()->add_dim()->set_size(rows.size());
-  for (const auto& [name, text] : rows) {
+  for (const auto& [name, text] : {std::pair("source", sample.source()),
+                                   {"reference", sample.reference()},
+                                   {"translation", sample.translation()}}) {
     texts.add_string_val(absl::StrCat("**", name, "** ", MarkdownEscaped(text)));
   }
+  texts.mutable_tensor_shape()->add_dim()->set_size(texts.string_val_size());
 }
 
 // Returns the number after that of the last file in `folder`.
@@ -116,11 +112,6 @@ std::string ToTfRecord(std::string_view bytes) {
   const std::string length = LittleEndian(static_cast<uint64_t>(bytes.size()));
   return absl::StrCat(length, MaskedCrc(length), absl::string_view(bytes.data(), bytes.size()),
                       MaskedCrc(bytes));
-}
-
-EventWriter::EventWriter(std::string folder, int64_t last_step)
-    : files_(MakePosixFileSystem()), folder_(std::move(folder)) {
-  GoBack(last_step);
 }
 
 // Opens the file for what follows its whole records.

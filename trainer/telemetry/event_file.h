@@ -6,11 +6,8 @@
 //
 // A figure that has only been zero so far is left out: most zeros of proto/report.proto say "not
 // known". A file is TFRecords: the length of an Event (proto/tensorboard.proto) in 8 bytes, the
-// masked CRC-32C of these, the Event, its masked CRC-32C in 4 bytes; all little-endian.
-//
-// Every start has a file of its own, numbered. It begins with an event that makes TensorBoard
-// forget the steps after the one that is resumed. A record that a crash tears is the last of its
-// file: readers go on to the next file.
+// masked CRC-32C of these, the Event, its masked CRC-32C in 4 bytes; all little-endian. Every start
+// has a file of its own, numbered, so a record that a crash tears is the last of its file.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +16,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include <google/protobuf/message.h>
@@ -36,15 +34,15 @@ class EventWriter {
  public:
   // Nothing is written before the first record; from then on, TensorBoard no longer shows steps
   // after `last_step` of earlier files.
-  EventWriter(std::string folder, int64_t last_step);
+  EventWriter(std::string folder, int64_t last_step)
+      : folder_(std::move(folder)), forget_from_(last_step + 1) {}
 
-  // Appends `record`, a message of proto/report.proto with `kind` and `step`, as one Event, and
-  // flushes it. Fails naming the file, for example on a full disk; the next Write cuts off what was
-  // written of it, and may succeed.
+  // Appends `record`, a message of proto/report.proto with `kind` and `step`, as one Event. Fails
+  // naming the file, for example on a full disk; the next Write cuts off what was written of it,
+  // and may succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
-  // Call it when a run goes back: with the next record, TensorBoard forgets the steps after
-  // `last_step`.
+  // With the next record, TensorBoard forgets the steps after `last_step`.
   void GoBack(int64_t last_step) { forget_from_ = last_step + 1; }
 
  private:
@@ -53,7 +51,7 @@ class EventWriter {
   void AddFigures(const google::protobuf::Message& record, std::string_view prefix,
                   std::string_view suffix, tensorboard::Summary& summary);
 
-  const std::unique_ptr<FileSystem> files_;
+  const std::unique_ptr<FileSystem> files_ = MakePosixFileSystem();
   const std::string folder_;
   std::string path_;                    // empty: not chosen
   std::unique_ptr<AppendFile> file_;    // null: to be opened

@@ -1,13 +1,8 @@
 // metrics.jsonl: one record a line (proto/report.proto), for programs.
 //
-// A record is protobuf's JSON with the field names of the proto files and every field printed,
-// zeros included, what is absent as null, with one difference: 64-bit counts are numbers, not
-// strings. Not-a-number and infinities are "NaN", "Infinity" and "-Infinity". Protobuf reads these
-// lines back.
-//
-// Example:
-//   ASSIGN_OR_RETURN(auto metrics, MetricsWriter::Open(fs, "runs/a/metrics.jsonl", 1200));
-//   RETURN_IF_ERROR(metrics->Write(record));  // {"kind":"train","step":1210,"loss":4.31,...}
+// A record, {"kind":"train","step":1210,"loss":4.31,...}, is protobuf's JSON with the field names
+// of the proto files and every field printed, zeros included, what is absent as null, with one
+// difference: 64-bit counts are numbers, not strings. Protobuf reads these lines back.
 #pragma once
 
 #include <cstdint>
@@ -32,17 +27,16 @@ std::string ToJson(const google::protobuf::Message& message);
 class MetricsWriter {
  public:
   // Creates the file if there is none (its folder must exist). Existing lines stay, except those
-  // that a run resumed at `last_step` will write again (a greater "step") and a torn last line.
-  // Fails at a link. `fs` is borrowed.
+  // that a run resumed at `last_step` will write again and a torn last line. `fs` is borrowed.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(FileSystem& fs,
                                                              const std::string& path,
                                                              int64_t last_step);
 
-  // Appends one line. Fails naming the file, for example on a full disk; the part of
-  // the line that was written is left as a line of its own, and the next Write may succeed.
+  // Appends one line. Fails naming the file, for example on a full disk; what was written of it is
+  // left as a line of its own, and the next Write may succeed.
   absl::Status Write(const google::protobuf::Message& record);
 
-  // Drops the lines that Open would drop, for a run that goes back to `last_step`.
+  // Drops the lines that Open would drop.
   absl::Status GoBack(int64_t last_step);
 
  private:

@@ -41,8 +41,9 @@ class Families {
   void Counter(const std::string& name, const std::string& help, int64_t value) {
     Add(absl::StrCat("deepnet_", name, "_total"), "counter", help, static_cast<double>(value));
   }
-  void Gauge(const std::string& name, const std::string& help, double value) {
-    Add("deepnet_" + name, "gauge", help, value);
+  template <typename Value>
+  void Gauge(const std::string& name, const std::string& help, Value value) {
+    Add("deepnet_" + name, "gauge", help, static_cast<double>(value));
   }
   // A gauge that has a figure only if that is above 0.
   void Known(const std::string& name, const std::string& help, double value) {
@@ -88,7 +89,7 @@ void AddSteps(const StepRecord& step, Families& families) {
   families.Gauge("tokens_per_second", "Source and target tokens a second.",
                  step.tokens_per_second());
   families.Gauge("resident_memory_peak_bytes", "Peak resident memory of rank 0.",
-                 static_cast<double>(step.resident_bytes()));
+                 step.resident_bytes());
   families.Known("mfu_ratio", "Model FLOP/s over the stated peak of all GPUs.", step.mfu());
   families.Known("gemm_efficiency_ratio", "Model FLOP/s over the measured product ceiling.",
                  step.gemm_efficiency());
@@ -97,11 +98,6 @@ void AddSteps(const StepRecord& step, Families& families) {
 }
 
 }  // namespace
-
-PrometheusFile::PrometheusFile(std::string path, std::string run)
-    : path_(std::move(path)),
-      run_(std::move(run)),
-      fs_(MakePosixFileSystem(Durability::kProcessEnd)) {}
 
 void PrometheusFile::Remember(const google::protobuf::Message& record) {
   if (const auto* const step = DynamicCastToGenerated<StepRecord>(&record)) step_ = *step;
@@ -122,15 +118,13 @@ std::string PrometheusFile::Text(const NextTimes& next) const {
                  next.validation);
   families.Counter("failed_saves", "Saves that failed.", save_.failed_saves());
   if (save_.step() > 0) {
-    families.Gauge("saved_steps", "Steps in the newest checkpoint.",
-                   static_cast<double>(save_.step()));
+    families.Gauge("saved_steps", "Steps in the newest checkpoint.", save_.step());
     families.Gauge("save_seconds", "Time that it took.", save_.seconds());
     families.Gauge("save_stall_seconds", "Time that training stood still for it.",
                    save_.stall_seconds());
   }
   if (validation_.directions_size() > 0) {
-    families.Gauge("validated_steps", "Steps done at the last validation.",
-                   static_cast<double>(validation_.step()));
+    families.Gauge("validated_steps", "Steps done at the last validation.", validation_.step());
     families.Scores("validation_nll_nats", "Negative log-likelihood a token of the dev set.",
                     validation_, &DirectionScore::has_nll, &DirectionScore::nll);
     families.Scores("validation_bleu", "BLEU of the dev set, from 0 to 100.", validation_,

@@ -1,11 +1,11 @@
 // A run's newest figures in Prometheus's text format, for the textfile collector of node_exporter:
-// a file NAME.prom in a folder that the collector watches. Names follow Prometheus's rules: base
-// units, `_total` of counters, `_ratio` of shares. Every figure has the label run="NAME"; scores
-// have direction="de-en" too.
+// a file NAME.prom in a folder that the collector watches. Every figure has the label run="NAME";
+// scores have direction="de-en" too.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include <google/protobuf/message.h>
@@ -20,7 +20,8 @@ namespace deepnet {
 class PrometheusFile {
  public:
   // Nothing is written yet. `run` is the value of the label.
-  PrometheusFile(std::string path, std::string run);
+  PrometheusFile(std::string path, std::string run)
+      : path_(std::move(path)), run_(std::move(run)) {}
 
   // Keeps `record` if it is the newest of a kind whose figures the file has.
   void Remember(const google::protobuf::Message& record);
@@ -28,8 +29,7 @@ class PrometheusFile {
   // Returns true once there is a step to show: a run that is done already keeps the file as it is.
   bool has_steps() const { return step_.step() > 0; }
 
-  // Replaces the file atomically; its folder must exist. Does not wait for the disk. Fails naming
-  // the file.
+  // Replaces the file atomically; its folder must exist. Does not wait for the disk.
   absl::Status Write(const NextTimes& next);
 
   // Returns what Write writes.
@@ -37,7 +37,7 @@ class PrometheusFile {
 
  private:
   const std::string path_, run_;
-  const std::unique_ptr<FileSystem> fs_;
+  const std::unique_ptr<FileSystem> fs_ = MakePosixFileSystem(Durability::kProcessEnd);
   StepRecord step_;
   SaveRecord save_;  // of the last save that ended well, but for failed_saves
   EvalRecord validation_;

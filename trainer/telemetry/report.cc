@@ -18,6 +18,8 @@
 namespace deepnet {
 namespace {
 
+constexpr double kQuickStartSeconds = 2.0;
+
 // Returns the seconds of training until a run ends that has done `step` steps in `seconds`; 0: it
 // is at its end, or that is not known.
 double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const Pace& pace) {
@@ -33,11 +35,8 @@ double SecondsToEnd(const TrainSpec& train, int64_t step, double seconds, const 
 
 }  // namespace
 
-StepReport::StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops)
-    : run_(run), ceiling_gflops_(ceiling_gflops), peak_flops_(peak_flops) {}
-
 void StepReport::Add(const StepBatch& batch, const StepResult& result, double seconds) {
-  const double tokens = static_cast<double>(batch.num_target_tokens);
+  const auto tokens = static_cast<double>(batch.num_target_tokens);
   ++sums_.steps;
   sums_.seconds += seconds;
   all_seconds_ += seconds;
@@ -66,10 +65,9 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   StepRecord record;
   record.set_kind("train");
   record.set_step(state.step());
-  record.set_loss(sums_.finite_target_tokens > 0 ? sums_.loss / sums_.finite_target_tokens
-                                                 : last.loss);
-  record.set_nll(sums_.finite_target_tokens > 0 ? sums_.nll / sums_.finite_target_tokens
-                                                : last.nll);
+  const double finite = sums_.finite_target_tokens;
+  record.set_loss(finite > 0 ? sums_.loss / finite : last.loss);
+  record.set_nll(finite > 0 ? sums_.nll / finite : last.nll);
   record.set_source_tokens(state.source_tokens());
   record.set_target_tokens(state.target_tokens());
   record.set_tokens_per_second(sums_.real_positions / sums_.seconds);

@@ -22,10 +22,10 @@ namespace deepnet {
 
 class StepReport {
  public:
-  // `ceiling_gflops` is what all ranks together reach in matrix products; 0: unknown, no
-  // gemm_efficiency. `peak_flops` is the stated peak of all GPUs together (StatedPeakFlops); 0: not
-  // known, no mfu.
-  StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops);
+  // `ceiling_gflops` is what all ranks together reach in matrix products, `peak_flops` the stated
+  // peak of all GPUs together (StatedPeakFlops). 0: not known, no gemm_efficiency or mfu.
+  StepReport(const RunSpec& run, double ceiling_gflops, double peak_flops)
+      : run_(run), ceiling_gflops_(ceiling_gflops), peak_flops_(peak_flops) {}
 
   // Adds a step, which took `seconds`. A skipped step counts time and tokens, not loss.
   void Add(const StepBatch& batch, const StepResult& result, double seconds);
@@ -36,9 +36,7 @@ class StepReport {
 
   // Returns how fast the steps of the last record were that had any.
   const Pace& pace() const { return pace_; }
-
-  // Returns the seconds of all steps that were added.
-  double all_seconds() const { return all_seconds_; }
+  double all_seconds() const { return all_seconds_; }  // of all steps that were added
 
  private:
   const RunSpec& run_;
@@ -72,10 +70,8 @@ absl::Status ReportMemory(const RankMemory& mine, Communicator& world, Logger& l
 std::string MemoryLine(std::span<const RankMemory> ranks);
 
 // Returns "ready after 7.1 s: plan 0.5, weights 3.1, ...", with the phases of at least 0.1 s in
-// order; "" if all together took less than kQuickStartSeconds.
+// order; "" if all together took less than 2 s.
 std::string StartLine(std::span<const TimedPhase> phases);
-
-inline constexpr double kQuickStartSeconds = 2.0;
 
 // Returns a record as a progress line, with the fraction of the run that is done.
 Progress ProgressOf(const StepRecord& record, const TrainSpec& train, const NextTimes& next);

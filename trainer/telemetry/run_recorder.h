@@ -25,8 +25,7 @@
 
 namespace deepnet {
 
-// Rank 0 writes these files. A member is null where the run does not ask for it, and on other
-// ranks.
+// Rank 0 writes these files. A member is null where the run does not ask for it.
 struct RunFiles {
   std::unique_ptr<MetricsWriter> metrics;
   std::unique_ptr<EventWriter> events;

@@ -46,8 +46,8 @@ class RunTrace {
   absl::Status Write(Communicator& world, TracedOps& ops, FileSystem& fs, const std::string& folder,
                      Logger& log);
 
-  // Waits for the device, brings the events of all ranks together and forgets them. Returns them as
-  // a Chrome trace on rank 0, nothing elsewhere. Collective.
+  // Waits for the device, and forgets all events. Returns those of all ranks as a Chrome trace on
+  // rank 0, nothing elsewhere. Collective.
   absl::StatusOr<std::string> Take(Communicator& world, TracedOps& ops);
 
  private:

@@ -4,11 +4,6 @@
 // Pure functions of figures that are the same on every rank and for every layout, so that all ranks
 // find the same spikes, and a resumed run finds them again. Steps are counted like Manifest.step:
 // step 1 is a run's first.
-//
-// Example, in step `step`, before its update:
-//   const auto spike = FindSpike(spec, state.spike_window(), step, loss, gradient_norm);
-//   if (!spike) Update();
-//   RememberStep(spec, loss, gradient_norm, *state.mutable_spike_window());
 #pragma once
 
 #include <cstdint>
@@ -39,7 +34,7 @@ std::optional<SpikeRecord> FindSpike(const SpikeSpec& spec, const SpikeWindow& w
 // Adds a step to the window, unless loss or norm is not finite, and drops those that are too old.
 void RememberStep(const SpikeSpec& spec, double loss, double gradient_norm, SpikeWindow& window);
 
-// Sets which steps around `spike` are left out (ROLL_BACK).
+// Sets which steps around `spike` are left out.
 void LeaveOutAround(const SpikeSpec& spec, SpikeRecord& spike);
 
 // Returns whether the ledger says that `step` is not trained on.

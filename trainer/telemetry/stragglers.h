@@ -1,11 +1,9 @@
-// Ranks that compute longer than the others, as a slow core or a hot host makes them: the whole job
-// waits for them in every step.
+// Ranks that compute longer than the others: the whole job waits for them in every step.
 //
 // Stages of a pipeline have different work, and what a plan expects of it is not exact enough to
-// accuse a rank: FLOPs of products do not tell how fast a norm or an embedding is. So a rank is
-// compared with the ranks that have the very same work, those of its stage in other replicas. Where
-// there is one replica alone it is compared with itself: its shortest time so far, taken against
-// the other ranks', so that steps of longer sentences accuse nobody.
+// accuse a rank. So a rank is compared with those of its stage in other replicas. Where there is
+// one replica alone it is compared with itself: its shortest time so far, taken against the other
+// ranks', so that steps of longer sentences accuse nobody.
 #pragma once
 
 #include <cstddef>

@@ -2,9 +2,8 @@
 //
 // On a CPU, LibTorch's allocator is wrapped in one that adds up what it hands out, by the calling
 // thread: a rank is a thread, whether it has a process of its own or not. On another device the
-// caching allocator counts already. Memory outside of tensors (packed weights, scratch of kernels)
-// is counted by DeviceSession::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not
-// counted.
+// caching allocator counts already. Packed weights and scratch of kernels are counted by
+// DeviceSession::OwnBytes; memory outside of the plan (the corpus, text, MPI) is not counted.
 #pragma once
 
 #include <atomic>
@@ -37,11 +36,10 @@ class TensorMemory {
 };
 
 // Returns the bytes of the calling thread's current GPU that nobody has, once this process has its
-// context there. Throws what LibTorch throws.
+// context there. Throws what LibTorch throws, as does the next.
 int64_t FreeGpuBytes();
 
-// Gives the calling thread's GPU back what LibTorch's allocator keeps and no tensor has; waits for
-// the GPU. Throws what LibTorch throws.
+// Waits for the GPU, and gives back what LibTorch's allocator keeps and no tensor has.
 void FreeCachedGpuBytes();
 
 }  // namespace deepnet
