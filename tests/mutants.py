@@ -84,10 +84,8 @@ MUTANTS = {
     "moments-are-not-in-the-memory-of-a-job": (
         "launch/commands/sbatch.cc", "memory.weights() + memory.moments()", "memory.weights()", "launch_plan_test"),
     "what-a-lost-peer-sent-is-lost": (
-        TCP, "    if (!sends && MatchArrived(started)) return started;  // also what a lost peer had sent before\n"
-        "    if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n",
-        "    if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);\n"
-        "    if (!sends && MatchArrived(started)) return started;\n", TCP_TEST),
+        TCP, "arrival = TakeFirst(connection.arrived, started->lane())",
+        "arrival = connection.lost.ok() ? TakeFirst(connection.arrived, started->lane()) : std::nullopt", TCP_TEST),
     "a-loss-takes-whole-messages-too": (
         TCP, "return arrival.offered; });", "return arrival.offered || true; });", TCP_TEST),
     "half-a-frame-stands-before-the-abort": (

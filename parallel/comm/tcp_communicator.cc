@@ -189,8 +189,12 @@ class TcpWorld : public MessageBackend {
     RETURN_IF_ERROR(alive_);
     Connection& connection = connections_[world_peer];
     auto started = std::make_shared<TcpMessage>(message, group, world_peer);
-    if (!message.sends() && MatchArrived(connection, started))
-      return started;  // what a lost peer sent, too
+    if (!message.sends()) {
+      if (const auto arrival = TakeFirst(connection.arrived, started->lane())) {
+        Accept(connection, started, *arrival);  // also what a lost peer had sent before
+        return started;
+      }
+    }
     if (!connection.lost.ok()) return WithPrefix(message.Text(), connection.lost);
     connection.pending.insert(started);
     if (!message.sends()) {
@@ -198,12 +202,11 @@ class TcpWorld : public MessageBackend {
       return started;
     }
     started->id = next_id_++;
-    Header header{
-        .tag = message.tag, .group = group, .id = started->id, .bytes = message.buffer.bytes};
-    header.kind = header.bytes <= kEagerBytes ? kEager : kOffer;
-    if (header.kind == kOffer) connection.offers[started->id] = started;
-    Push(connection, {.header = header,
-                      .message = header.kind == kEager ? started : nullptr,
+    const bool eager = message.buffer.bytes <= kEagerBytes;
+    if (!eager) connection.offers[started->id] = started;
+    Push(connection, {.header = {eager ? kEager : kOffer, message.tag, group, started->id,
+                                 message.buffer.bytes},
+                      .message = eager ? started : nullptr,
                       .data = started->data()});
     return started;
   }
@@ -214,10 +217,10 @@ class TcpWorld : public MessageBackend {
     if (message->finished) return;
     SetGivenUp(*message);
     Connection& connection = connections_[message->world_peer];
-    const auto is_it = [&](const MessagePtr& other) { return other == message; };
+    const auto is_of_it = [&](const auto& entry) { return entry.second == message; };
     std::erase(connection.long_sends, message);
-    std::erase_if(connection.offers, [&](const auto& offer) { return is_it(offer.second); });
-    std::erase_if(connection.coming, [&](const auto& coming) { return is_it(coming.second); });
+    std::erase_if(connection.offers, is_of_it);
+    std::erase_if(connection.coming, is_of_it);
     for (Frame& frame : connection.frames) {  // what the peer was told of must be sent
       if (frame.message != message) continue;
       frame.copy.assign(frame.data, frame.data + frame.header.bytes);
@@ -380,19 +383,14 @@ class TcpWorld : public MessageBackend {
       }
       frame.sent += static_cast<size_t>(sent);
     }
-    FrameIsSent(connection);
-    return true;
-  }
-
-  void FrameIsSent(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Frame frame = std::move(connection.frames.front());
-    connection.frames.pop_front();
     if (frame.header.kind == kGoodbye) left_.NotifyAll();
-    if (frame.message == nullptr) return;
-    const TcpMessage& message = *frame.message;
-    if (frame.data + frame.header.bytes == message.data() + message.buffer.bytes) {
-      Finish(connection, frame.message);
+    const MessagePtr message = std::move(frame.message);
+    const char* const end = frame.data + frame.header.bytes;
+    connection.frames.pop_front();
+    if (message != nullptr && end == message->data() + message->buffer.bytes) {
+      Finish(connection, message);
     }
+    return true;
   }
 
   // Returns true if a frame was read to its end.
@@ -459,11 +457,11 @@ class TcpWorld : public MessageBackend {
     const auto offer = connection.offers.find(header.id);
     switch (header.kind) {
       case kEager:
-        return HandleMessage(connection, {.id = header.id,
-                                          .bytes = header.bytes,
-                                          .data = std::exchange(connection.payload, {})});
+        return Match(connection, {.id = header.id,
+                                  .bytes = header.bytes,
+                                  .data = std::exchange(connection.payload, {})});
       case kOffer:
-        return HandleMessage(connection, {.id = header.id, .bytes = header.bytes, .offered = true});
+        return Match(connection, {.id = header.id, .bytes = header.bytes, .offered = true});
       case kAsk:
         if (offer == connection.offers.end()) return;  // given up here
         connection.long_sends.push_back(std::move(offer->second));
@@ -496,24 +494,13 @@ class TcpWorld : public MessageBackend {
     }
   }
 
-  void HandleMessage(Connection& connection, Arrival arrival)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Match(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Lane lane(connection.header.group, connection.header.tag);
     if (const auto message = TakeFirst(connection.posted, lane)) {
       Accept(connection, *message, arrival);
     } else {
       connection.arrived[lane].push_back(std::move(arrival));
     }
-  }
-
-  // Returns true if something had arrived for the receive.
-  bool MatchArrived(Connection& connection, const MessagePtr& message)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto arrival = TakeFirst(connection.arrived, message->lane());
-    if (!arrival) return false;
-    connection.pending.insert(message);
-    Accept(connection, message, *arrival);
-    return true;
   }
 
   void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
@@ -531,6 +518,7 @@ class TcpWorld : public MessageBackend {
       if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);
       return Finish(connection, message);
     }
+    connection.pending.insert(message);
     connection.coming[arrival.id] = message;
     Push(connection, {.header = {.kind = kAsk, .id = arrival.id}});
   }
