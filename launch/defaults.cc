@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "parallel/base/check.h"
-#include "parallel/base/text_proto.h"
+#include "parallel/base/messages.h"
 
 namespace deepnet {
 namespace {

@@ -29,8 +29,8 @@
 #include "launch/field_names.h"
 #include "launch/flags.h"
 #include "parallel/base/file_system.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text_proto.h"
 #include "parallel/base/utf8.h"
 
 namespace deepnet {

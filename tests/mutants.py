@@ -285,8 +285,8 @@ MUTANTS = {
         "launch/launcher.cc", "(about.st_mode & 077) != 0",
         "(about.st_mode & 007) != 0", "launch_launcher_test"),
     "octal-is-taken": (
-        "parallel/base/text_proto.cc", "if (!octal) continue;",
-        "if (!octal || begins) continue;", "parallel_base_text_proto_test"),
+        "parallel/base/messages.cc", "if (!octal) continue;",
+        "if (!octal || begins) continue;", "parallel_base_messages_test"),
     "a-stop-leaves-the-failures-counted": (
         SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
     "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),

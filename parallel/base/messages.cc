@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
 #include "parallel/base/utf8.h"
@@ -13,6 +15,8 @@ namespace deepnet {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
+using google::protobuf::io::ErrorCollector;
+using google::protobuf::io::Tokenizer;
 
 namespace {
 
@@ -47,6 +51,34 @@ std::unique_ptr<Message> Utf8Copy(const Message& message) {
   return copy;
 }
 
+// Takes errors and warnings, which the parser would print.
+class SilentCollector final : public ErrorCollector {
+ public:
+  void AddError(int, int, const std::string&) override {}
+};
+
+// Returns false, and tells `errors`, at a number like 010, which the format takes for octal.
+bool IsDecimal(const std::string& text, ErrorCollector& errors) {
+  google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
+  SilentCollector silent;  // the parser says what else is wrong
+  Tokenizer tokenizer(&input, &silent);
+  tokenizer.set_allow_f_after_float(true);
+  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
+  tokenizer.set_require_space_after_number(false);
+  tokenizer.set_allow_multiline_strings(true);
+  while (tokenizer.Next()) {
+    const Tokenizer::Token& token = tokenizer.current();
+    const bool begins = tokenizer.previous().type != Tokenizer::TYPE_INTEGER;  // not in "10 000"
+    const bool octal = token.type == Tokenizer::TYPE_INTEGER && begins && token.text.size() > 1 &&
+                       token.text[0] == '0' && (token.text[1] | 0x20) != 'x';
+    if (!octal) continue;
+    errors.AddError(token.line, token.column,
+                    "\"" + token.text + "\" would be octal: leave out the 0 in front");
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string ToBytes(const Message& message) { return Utf8Copy(message)->SerializeAsString(); }
@@ -65,6 +97,18 @@ absl::Status ParseSent(const std::string& bytes, Message& message) {
   if (message.ParseFromString(bytes)) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("a ", message.GetDescriptor()->name(), " did not survive being sent"));
+}
+
+bool ParseTextProto(const std::string& text, Message* message, const TextProtoOptions& options) {
+  SilentCollector silent;
+  ErrorCollector& errors = options.errors == nullptr ? silent : *options.errors;
+  if (!IsDecimal(text, errors)) return false;
+  google::protobuf::TextFormat::Parser parser;
+  parser.SetRecursionLimit(kMaxTextProtoDepth);
+  parser.AllowUnknownField(options.skips_unknown_fields);
+  parser.RecordErrorsTo(&errors);
+  return options.merges ? parser.MergeFromString(text, message)
+                        : parser.ParseFromString(text, message);
 }
 
 }  // namespace deepnet

@@ -1,11 +1,6 @@
 // Texts and messages that ranks tell each other, and checks that they make before they rely on each
 // other. Collective and blocking; every rank gets the same answer, and an error of a check is
 // marked as one that all know of (IsAgreed), so that it is printed once.
-//
-// Example, at the start of a job:
-//   const Fact facts[] = {{"binary", hash}, {"RunSpec", run.DebugString()}};
-//   RETURN_IF_ERROR(CheckSameEverywhere(world, facts));
-//   RETURN_IF_ERROR(AgreeOnStatus(world, OpenCorpus()));
 #pragma once
 
 #include <span>
@@ -41,11 +36,9 @@ bool IsAgreed(const absl::Status& status);
 // EndJob for an error that not all ranks agreed on; does nothing for OK or for a rank alone.
 void EndJobUnlessAgreed(Communicator& world, const absl::Status& status);
 
-// Returns every rank's text (any bytes, any length) on every rank, in rank order.
+// Returns every rank's text (any bytes, any length), in rank order: AllGatherText on every rank,
+// GatherText on rank 0, and empty texts elsewhere.
 absl::StatusOr<std::vector<std::string>> AllGatherText(Communicator& comm, std::string_view mine);
-
-// Returns every rank's text (any bytes, any length) on rank 0, in rank order; empty texts
-// elsewhere.
 absl::StatusOr<std::vector<std::string>> GatherText(Communicator& comm, std::string_view mine);
 
 // Returns `text` of rank `root` (any bytes) on every rank.
@@ -71,14 +64,13 @@ struct Fact {
   std::string value;  // may have many lines; an error shows the first that differs
 };
 
-// Every rank gives the same facts in the same order. OK if their values are equal everywhere; else
-// FailedPrecondition (ExitCode::kPreflight) that names the first fact that is not, the ranks and
-// hosts that are in the minority, and both values.
+// Every rank gives the same facts in the same order. FailedPrecondition (ExitCode::kPreflight)
+// names the first whose values are not equal everywhere, the ranks and hosts that are in the
+// minority, and both values.
 absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts);
 
-// Checks that `folder` (made if missing) is one folder for all ranks: rank 0 writes a token into
-// it, the others read it, then it is removed. FailedPrecondition (ExitCode::kPreflight) naming the
-// ranks and hosts that do not see it.
+// Checks that `folder` (made if missing) is one folder for all ranks. FailedPrecondition
+// (ExitCode::kPreflight) names the ranks and hosts that do not see what rank 0 writes into it.
 absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder);
 
 }  // namespace deepnet

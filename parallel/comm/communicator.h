@@ -21,12 +21,6 @@
 //     with Aborted, and peers fail with Aborted or wait until their limit or the job's end. A rank
 //     does that to leave on an error, and ends the job. Transfers are destroyed before their
 //     communicator.
-//
-// Example, a ring shift of 4 floats:
-//   ASSIGN_OR_RETURN(auto sent, comm.Send(Buffer::Of(out), (comm.rank() + 1) % comm.size(), kTag));
-//   ASSIGN_OR_RETURN(auto got, comm.Receive(Buffer::Of(in), previous, kTag));
-//   RETURN_IF_ERROR(got->Wait());
-//   RETURN_IF_ERROR(sent->Wait());
 #pragma once
 
 #include <cstdint>
@@ -121,9 +115,9 @@ class Communicator {
 
   // Collective, blocking. Connects device memory, before the first message or collective of any:
   // what `connections` of no call named fails with FailedPrecondition. Every rank states the
-  // same collectives, and is named as a peer by those that it names. InvalidArgument where the
-  // scratch memory is too small; DeadlineExceeded after `limit`; the backend's error otherwise. The
-  // group is then given up. Nothing to do for host memory.
+  // same collectives, and is named as a peer by those that it names. After an error
+  // (InvalidArgument where the scratch memory is too small) the group is given up. Nothing to do
+  // for host memory.
   virtual absl::Status Connect(const Connections& connections, absl::Duration limit);
 
   // Collective. send[r] goes to rank r, receive[r] comes from it; size() buffers each. Sizes may
@@ -162,8 +156,8 @@ class Communicator {
 };
 
 // Ends the job of `comm` for `status`, which is not OK: prints "[rank/size] error: <message>" to
-// stderr and calls Abort with the exit code of `status`. Aborted is not printed: another rank ended
-// the job and said why. Call it before transfers that are under way are dropped, because dropping
+// stderr, unless it is Aborted (the rank that ended the job said why), and calls Abort with the
+// exit code of `status`. Call it before transfers that are under way are dropped, because dropping
 // them ends the job with another code. Any thread may call it.
 void EndJob(Communicator& comm, const absl::Status& status);
 

@@ -119,14 +119,9 @@ struct NcclEnd {
 
 class NcclLane {
  public:
-  // `members` are ranks of the group, in the lane's order, this rank at `index`.
-  NcclLane(std::vector<int> members, int index, int device, int thread_blocks)
-      : members_(std::move(members)) {
-    end_->device = device;
-    end_->index = index;
-    end_->size = static_cast<int>(members_.size());
-    end_->thread_blocks = thread_blocks;
-  }
+  // `members` are ranks of the group, in the lane's order.
+  NcclLane(std::vector<int> members, NcclEnd end)
+      : members_(std::move(members)), end_(std::make_shared<NcclEnd>(end)) {}
 
   ~NcclLane() {
     if (!launched_.empty()) Abort(absl::AbortedError("the communicator is gone"));
@@ -216,7 +211,7 @@ class NcclLane {
   }
 
   const std::vector<int> members_;
-  const std::shared_ptr<NcclEnd> end_ = std::make_shared<NcclEnd>();
+  const std::shared_ptr<NcclEnd> end_;
   bool made_ = false;
   absl::Status error_;                                   // the lane has been aborted
   std::deque<std::shared_ptr<NcclOperation>> launched_;  // not ended
@@ -457,9 +452,11 @@ class Lanes {
         std::iota(members.begin(), members.end(), 0);
       }
       const auto me = std::find(members.begin(), members.end(), rank);
-      const int index = static_cast<int>(me - members.begin());
-      lane = std::make_unique<NcclLane>(std::move(members), index, device_,
-                                        ends == kAll ? 0 : kMessageThreadBlocks);
+      const NcclEnd end{.device = device_,
+                        .index = static_cast<int>(me - members.begin()),
+                        .size = static_cast<int>(members.size()),
+                        .thread_blocks = ends == kAll ? 0 : kMessageThreadBlocks};
+      lane = std::make_unique<NcclLane>(std::move(members), end);
       added.push_back(ends);
     }
     return added;

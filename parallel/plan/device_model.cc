@@ -12,7 +12,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/text_proto.h"
+#include "parallel/base/messages.h"
 
 namespace deepnet {
 namespace {

@@ -44,8 +44,8 @@ if git grep -nE 'istreambuf_iterator|<< [a-z_]+\.rdbuf\(\)' -- launch parallel t
   echo "a file read whole without a limit: parallel/base/file_system.h has ReadWholeFile()" >&2
   status=1
 fi
-if git grep -nE 'TextFormat::(Parser|Parse|Merge)' -- launch parallel trainer ':!parallel/base/text_proto.cc'; then
-  echo "protobuf's text format parsed past parallel/base/text_proto.h" >&2
+if git grep -nE 'TextFormat::(Parser|Parse|Merge)' -- launch parallel trainer ':!parallel/base/messages.cc'; then
+  echo "protobuf's text format parsed past parallel/base/messages.h: ParseTextProto()" >&2
   status=1
 fi
 # A proto3 string that is not UTF-8 makes bytes that nobody can read again.

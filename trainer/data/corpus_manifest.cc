@@ -10,8 +10,8 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 
 namespace deepnet {

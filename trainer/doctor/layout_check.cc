@@ -9,8 +9,8 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text_proto.h"
 #include "parallel/plan/inventory.h"
 #include "parallel/plan/planner.h"
 #include "parallel/plan/schedule_generators.h"

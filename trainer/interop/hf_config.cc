@@ -9,8 +9,8 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text_proto.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/model/scheme.h"

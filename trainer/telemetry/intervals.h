@@ -40,8 +40,7 @@ class IntervalClock {
 
   // Returns whether the last step, of `step_tokens` target tokens (0: it was not trained on),
   // reached a multiple of the interval's steps, reached or passed one of its tokens or epochs, or
-  // its minutes have passed. But for the minutes this is a function of the step, so it is the same
-  // on every layout and after every resume.
+  // its minutes have passed. All but the minutes is the same on every layout and after a resume.
   bool IsDue(int64_t step_tokens) const;
 
   // Returns the seconds of training after which IsDue will next be true, if the run keeps its pace;

@@ -37,10 +37,8 @@ void RememberStep(const SpikeSpec& spec, double loss, double gradient_norm, Spik
 // Sets which steps around `spike` are left out.
 void LeaveOutAround(const SpikeSpec& spec, SpikeRecord& spike);
 
-// Returns whether the ledger says that `step` is not trained on.
+// Return what the ledger says: that `step` is not trained on; how often the run has gone back.
 bool IsLeftOut(const Manifest& state, int64_t step);
-
-// Returns how often the run has gone back.
 int64_t NumRollBacks(const Manifest& state);
 
 // Returns "spike in step 951: loss 9.120 (at most 6.300 expected), gradient norm 45.1 (at most 12.2

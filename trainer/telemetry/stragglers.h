@@ -40,8 +40,7 @@ class StragglerWatch {
   // Returns each rank that takes longer than kStragglerRatio times what is expected of it: the
   // median of its stage or, with one replica, its shortest time of the calls before, times what the
   // median rank takes of its own, at least 1. `seconds` are by rank, of one step, without waiting.
-  // None with fewer than two ranks, in the first call with one replica, or where a figure is 0, not
-  // measured.
+  // None where nothing is expected yet, or a figure is 0, not measured.
   std::vector<Straggler> Look(std::span<const double> seconds);
 
  private:

@@ -8,7 +8,6 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/base/text_proto.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"
