@@ -88,7 +88,7 @@ class MpiProgress : public MessageBackend {
       Run([] { MPI_Finalize(); });
     }
     {
-      const MutexLock lock(mutex_);
+      const MutexLock lock(mutex);
       stop_ = true;
       wake_.NotifyOne();
     }
@@ -123,7 +123,7 @@ class MpiProgress : public MessageBackend {
   // If that does not end, no message of this process moves any more.
   void GiveUp(const std::shared_ptr<MpiMessage>& message) {
     {
-      const MutexLock lock(mutex_);
+      const MutexLock lock(mutex);
       if (message->finished) return;
       SetGivenUp(*message);
     }
@@ -143,7 +143,7 @@ class MpiProgress : public MessageBackend {
 
  private:
   void Enqueue(std::function<void()> call) {
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     calls_.push_back(std::move(call));
     wake_.NotifyOne();
   }
@@ -155,7 +155,7 @@ class MpiProgress : public MessageBackend {
     while (true) {
       std::deque<std::function<void()>> calls;
       {
-        const MutexLock lock(mutex_);
+        const MutexLock lock(mutex);
         calls.swap(calls_);
         if (stop_ && calls.empty()) return;
       }
@@ -166,8 +166,8 @@ class MpiProgress : public MessageBackend {
       if (moved && !idle) continue;
       const absl::Duration pause =
           idle ? absl::InfiniteDuration() : PauseAfter(absl::Now() - last_event);
-      const MutexLock lock(mutex_);
-      wake_.WaitFor(mutex_, pause, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const MutexLock lock(mutex);
+      wake_.WaitFor(mutex, pause, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
         return !calls_.empty() || stop_;
       });
     }
@@ -241,7 +241,7 @@ class MpiProgress : public MessageBackend {
       message.status = absl::InvalidArgumentError(
           absl::StrCat("the peer states ", message.received_bytes, " B"));
     }
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     message.Finish(message.status);
   }
 
@@ -254,8 +254,8 @@ class MpiProgress : public MessageBackend {
   }
 
   CondVar wake_;  // of the thread
-  std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex);
+  bool stop_ ABSL_GUARDED_BY(mutex) = false;
 
   // The thread's own: element i of both belongs to one piece of a message.
   std::vector<MPI_Request> requests_;

@@ -30,28 +30,25 @@ struct PendingMessage : MessageCommunicator::Message {
   CondVar changed;
 };
 
-// Moves the messages of a rank that is a process.
-class MessageBackend {
- public:
+// The state that the messages of one process or world share.
+struct MessageBackend {
   // Sleeps until the message is finished, or for `limit`. Returns whether it is.
   bool Wait(PendingMessage& message, absl::Duration limit) {
-    const MutexLock lock(mutex_);
-    return message.changed.WaitFor(mutex_, limit, [&] { return message.finished; });
+    const MutexLock lock(mutex);
+    return message.changed.WaitFor(mutex, limit, [&] { return message.finished; });
   }
 
-  // OK, or Aborted with the first message that was given up.
   absl::Status Alive() {
-    const MutexLock lock(mutex_);
-    return alive_;
+    const MutexLock lock(mutex);
+    return alive;
   }
 
- protected:
-  void SetGivenUp(const PendingMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alive_.Update(absl::AbortedError(absl::StrCat("this rank gave up ", message.Text())));
+  void SetGivenUp(const PendingMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    alive.Update(absl::AbortedError(absl::StrCat("this rank gave up ", message.Text())));
   }
 
-  Mutex mutex_;
-  absl::Status alive_ ABSL_GUARDED_BY(mutex_);
+  Mutex mutex;
+  absl::Status alive ABSL_GUARDED_BY(mutex);  // Aborted: why no message can start any more
 };
 
 // Returns how long to sleep between two looks when nothing has happened for `idle`: an end is found

@@ -185,8 +185,8 @@ class TcpWorld : public MessageBackend {
 
   // The message's memory belongs to the job until it is finished.
   absl::StatusOr<MessagePtr> Start(const Message& message, uint64_t group, int world_peer) {
-    const MutexLock lock(mutex_);
-    RETURN_IF_ERROR(alive_);
+    const MutexLock lock(mutex);
+    RETURN_IF_ERROR(alive);
     Connection& connection = connections_[world_peer];
     auto started = std::make_shared<TcpMessage>(message, group, world_peer);
     if (!message.sends()) {
@@ -213,7 +213,7 @@ class TcpWorld : public MessageBackend {
 
   // Takes the message's memory back.
   void GiveUp(const MessagePtr& message) {
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     if (message->finished) return;
     SetGivenUp(*message);
     Connection& connection = connections_[message->world_peer];
@@ -236,29 +236,29 @@ class TcpWorld : public MessageBackend {
       std::erase(lane->second, message);
       if (lane->second.empty()) connection.posted.erase(lane);
     }
-    Finish(connection, message, alive_);
+    Finish(connection, message, alive);
   }
 
   // Does not return. The mutex stays held: nobody else moves any more.
   [[noreturn]] void Abort(int exit_code) {
-    mutex_.Lock();
+    mutex.Lock();
     End(exit_code, rank_);
   }
 
   // A group's number that no two ranks have used for another group: the largest of all that the
   // members name.
   uint64_t next_group() {
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     return next_group_;
   }
   void ReserveGroup(uint64_t group) {
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     next_group_ = group + 1;
   }
 
  private:
   void Finish(Connection& connection, const MessagePtr& message,
-              const absl::Status& result = absl::OkStatus()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+              const absl::Status& result = absl::OkStatus()) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     message->Finish(result);
     connection.pending.erase(MessagePtr(message));
   }
@@ -266,7 +266,7 @@ class TcpWorld : public MessageBackend {
   // The peer is gone: messages that are not finished fail; what has arrived whole can still be
   // taken.
   void FailMessages(Connection& connection, const std::string& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (connection.lost.ok()) {
       connection.lost = WithExitCode(
           absl::UnavailableError(absl::StrCat("rank ", connection.peer, " (host ",
@@ -287,7 +287,7 @@ class TcpWorld : public MessageBackend {
     left_.NotifyAll();
   }
 
-  void Close(Connection& connection, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Close(Connection& connection, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Watch(EPOLL_CTL_DEL, connection.socket.fd(), 0, connection.peer);
     connection.socket = Descriptor();
     connection.frames.clear();
@@ -296,7 +296,7 @@ class TcpWorld : public MessageBackend {
 
   // Tells every peer, and waits until they have closed their ends: a process that ends with unread
   // bytes resets its connections, and takes back what the peers have not read.
-  [[noreturn]] void End(int exit_code, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  [[noreturn]] void End(int exit_code, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::fflush(nullptr);
     for (Connection& connection : connections_) {
       if (connection.socket.fd() < 0) continue;
@@ -326,13 +326,13 @@ class TcpWorld : public MessageBackend {
     _exit(exit_code);
   }
 
-  void Push(Connection& connection, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Push(Connection& connection, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     connection.frames.push_back(std::move(frame));
     if (!connection.writable_wanted) Write(connection);
   }
 
   // Sends until all is sent or the kernel takes no more; the thread goes on then.
-  void Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Write(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     while (!connection.broken && (!connection.frames.empty() || NextPiece(connection))) {
       if (!SendFront(connection)) break;
       // A long message leaves the mutex to others after each piece.
@@ -343,7 +343,7 @@ class TcpWorld : public MessageBackend {
   }
 
   // Makes a frame of the next piece of the oldest long message.
-  bool NextPiece(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  bool NextPiece(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (connection.long_sends.empty()) return false;
     MessagePtr message = std::move(connection.long_sends.front());
     connection.long_sends.pop_front();
@@ -360,7 +360,7 @@ class TcpWorld : public MessageBackend {
   // Returns true if the front is sent, and gone. After false the kernel takes no more, or the
   // connection is broken: reading will find out, after what the peer has sent before, which may be
   // an Abort.
-  bool SendFront(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  bool SendFront(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Frame& frame = connection.frames.front();
     while (frame.sent < frame.size()) {
       iovec parts[2];
@@ -394,7 +394,7 @@ class TcpWorld : public MessageBackend {
   }
 
   // Returns true if a frame was read to its end.
-  bool ReadFrame(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  bool ReadFrame(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (connection.header_bytes < sizeof(Header)) {
       auto* const header = reinterpret_cast<char*>(&connection.header);
       if (!ReadInto(connection, header, sizeof(Header), &connection.header_bytes)) return false;
@@ -414,7 +414,7 @@ class TcpWorld : public MessageBackend {
 
   // Returns true if all bytes are there. Otherwise there are no more at present, or no peer.
   bool ReadInto(Connection& connection, char* data, size_t bytes, size_t* done)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     while (*done < bytes) {
       const ssize_t got = recv(connection.socket.fd(), data + *done, bytes - *done, 0);
       if (got > 0) {
@@ -431,7 +431,7 @@ class TcpWorld : public MessageBackend {
   }
 
   // Finds the place of the bytes that follow a header.
-  bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  bool BeginPayload(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Header& header = connection.header;
     connection.target = nullptr;
     if (!HasPayload(header)) return true;
@@ -452,7 +452,7 @@ class TcpWorld : public MessageBackend {
     return true;
   }
 
-  void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Handle(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Header header = connection.header;
     const auto offer = connection.offers.find(header.id);
     switch (header.kind) {
@@ -494,7 +494,7 @@ class TcpWorld : public MessageBackend {
     }
   }
 
-  void Match(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void Match(Connection& connection, Arrival arrival) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const Lane lane(connection.header.group, connection.header.tag);
     if (const auto message = TakeFirst(connection.posted, lane)) {
       Accept(connection, *message, arrival);
@@ -504,7 +504,7 @@ class TcpWorld : public MessageBackend {
   }
 
   void Accept(Connection& connection, const MessagePtr& message, const Arrival& arrival)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (arrival.bytes != message->buffer.bytes) {
       if (arrival.offered) {
         Push(connection,
@@ -525,11 +525,11 @@ class TcpWorld : public MessageBackend {
 
   // Says goodbye and sleeps until every peer has, or is lost.
   void Leave() {
-    const MutexLock lock(mutex_);
+    const MutexLock lock(mutex);
     for (Connection& connection : connections_) {
       if (connection.socket.fd() >= 0) Push(connection, {.header = {.kind = kGoodbye}});
     }
-    left_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    left_.Wait(mutex, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
       return std::all_of(connections_.begin(), connections_.end(),
                          [](const Connection& connection) {
                            return connection.socket.fd() < 0 ||
@@ -548,7 +548,7 @@ class TcpWorld : public MessageBackend {
       for (int i = 0; i < count; ++i) {
         const int peer = events[i].data.fd;
         if (peer < 0) return;
-        const MutexLock lock(mutex_);
+        const MutexLock lock(mutex);
         Connection& connection = connections_[peer];
         if (connection.socket.fd() < 0) continue;
         if ((events[i].events & EPOLLOUT) != 0) Write(connection);
@@ -575,10 +575,10 @@ class TcpWorld : public MessageBackend {
   Descriptor epoll_, stop_;
   bool joined_ = false;
 
-  std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by rank; the own one is unused
-  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint64_t next_group_ ABSL_GUARDED_BY(mutex_) = 1;  // group 0: all ranks
-  CondVar left_;                                     // a peer said goodbye, or is lost
+  std::vector<Connection> connections_ ABSL_GUARDED_BY(mutex);  // by rank; the own one is unused
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex) = 1;
+  uint64_t next_group_ ABSL_GUARDED_BY(mutex) = 1;  // group 0: all ranks
+  CondVar left_;                                    // a peer said goodbye, or is lost
 
   std::thread thread_;
 };

@@ -32,25 +32,18 @@ struct Post : PendingMessage {
 };
 
 // The state that all ranks of the job share.
-struct World {
-  Mutex mutex;
+struct World : MessageBackend {
   // All posts without a partner, so that the end can reach them.
   std::set<Post*> waiting ABSL_GUARDED_BY(mutex);
-  absl::Status ended ABSL_GUARDED_BY(mutex);  // OK: not yet
 
   // The first end counts.
   void End(const std::string& who, int code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (!ended.ok()) return;
-    ended =
+    if (!alive.ok()) return;
+    alive =
         WithExitCode(absl::AbortedError(absl::StrCat(who, ", the job ends with exit code ", code)),
                      static_cast<ExitCode>(code));
-    for (Post* post : waiting) post->Finish(ended);
+    for (Post* post : waiting) post->Finish(alive);
     waiting.clear();
-  }
-
-  bool Wait(Post& post, absl::Duration limit) {
-    const MutexLock lock(mutex);
-    return post.changed.WaitFor(mutex, limit, [&] { return post.finished; });
   }
 
   // A peer that copies at this moment is waited for: the memory may be freed afterwards.
@@ -106,7 +99,7 @@ class ThreadCommunicator final : public MessageCommunicator {
     std::shared_ptr<Post> partner;
     {
       const MutexLock lock(world_.mutex);
-      if (!world_.ended.ok()) return WithPrefix(post->Text(), world_.ended);
+      RETURN_IF_ERROR(WithPrefix(post->Text(), world_.alive));
       partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
     }
     if (partner != nullptr) {
@@ -159,10 +152,7 @@ class ThreadCommunicator final : public MessageCommunicator {
     return group;
   }
 
-  absl::Status CheckAlive(const char* call) override {
-    const MutexLock lock(world_.mutex);
-    return WithPrefix(call, world_.ended);
-  }
+  absl::Status CheckAlive(const char* call) override { return WithPrefix(call, world_.Alive()); }
 
   const std::shared_ptr<Group> group_;
   World& world_;
