@@ -12,15 +12,15 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/backends.h"
 #include "parallel/comm/job_hosts.h"
-#include "parallel/comm/nccl_communicator.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {
 namespace {
 
 absl::Status Preflight(const std::string& message) {
-  return PreflightError(absl::StrCat("compute.device: \"cuda\": ", message));
+  return PreflightError("compute.device: \"cuda\": ", message);
 }
 
 struct OwnGpu {

@@ -20,8 +20,7 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/mpi_communicator.h"
-#include "parallel/comm/tcp_communicator.h"
+#include "parallel/comm/backends.h"
 #include "trainer/stop_requests.h"
 
 namespace deepnet {

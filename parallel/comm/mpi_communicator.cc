@@ -1,7 +1,6 @@
-// Callers leave closures in the queue of MpiProgress, whose thread runs them and looks after the
-// messages that they started.
-#include "parallel/comm/mpi_communicator.h"
-
+// One thread of the process owns MPI: it starts it, makes every call, and ends it. Callers leave
+// closures in the queue of MpiProgress, whose thread runs them and looks after the messages that
+// they started. It sleeps between two looks, or until it is called.
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "parallel/comm/backends.h"
 
 #define OMPI_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX

@@ -1,6 +1,6 @@
 // Replaces mpi_communicator.cc where CMake found no MPI.
 #include "parallel/base/exit_code.h"
-#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/backends.h"
 
 namespace deepnet {
 

@@ -1,7 +1,11 @@
-// Events say when work on a lane has ended. Calls of NCCL that wait for peers run in threads of
-// their own, so that a limit holds for them.
-#include "parallel/comm/nccl_communicator.h"
-
+// Each pair and direction has an NCCL communicator and a stream of its own (a lane), so that a
+// receive that was posted early holds nothing up; collectives have one more. Connect makes them and
+// moves a few bytes over each, because the first message between two ranks takes memory and waits
+// for the device and for the peer. The tensors of a message are one launch, and events say when it
+// has ended. An error of one lane, or a transfer that is dropped, ends all lanes of the group on
+// this rank (ncclCommAbort). Lanes want hardware queues of their own: CUDA_DEVICE_MAX_CONNECTIONS,
+// which SetCudaDefaults (launch/device_group.h) sets. Calls of NCCL that wait for peers run in
+// threads of their own, so that a limit holds for them.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -24,6 +28,7 @@
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/backends.h"
 #include "parallel/comm/pending_message.h"
 
 namespace deepnet {

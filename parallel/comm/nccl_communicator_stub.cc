@@ -1,6 +1,6 @@
 // Replaces nccl_communicator.cc in a build without CUDA, or where CMake found no NCCL.
 #include "parallel/base/exit_code.h"
-#include "parallel/comm/nccl_communicator.h"
+#include "parallel/comm/backends.h"
 
 namespace deepnet {
 

@@ -1,8 +1,10 @@
+// Every two ranks have one connection. A message of up to 64 KiB is sent at once; a longer one, of
+// any size, when the peer has asked for it, into the memory where it belongs, in pieces between
+// which others pass.
+//
 // One mutex guards the state of all connections. It is held while bytes are copied into and out of
 // the kernel, at most a piece at a time, and never while anybody waits. Callers write what they
 // send as far as the kernel takes it; the thread reads, and writes the rest.
-#include "parallel/comm/tcp_communicator.h"
-
 #include <poll.h>
 #include <unistd.h>
 
@@ -35,6 +37,7 @@
 #include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
+#include "parallel/comm/backends.h"
 #include "parallel/comm/pending_message.h"
 #include "parallel/comm/sockets.h"
 

@@ -1,8 +1,6 @@
 // A message is two posts, one of the sender and one of the receiver. Whoever posts second finds the
 // other in the lane of (sender, receiver, tag), copies outside of the lock, and wakes the owner.
 // One mutex guards all posts and lanes of a world; it is held for look-ups only.
-#include "parallel/comm/thread_communicator.h"
-
 #include <cstring>
 #include <deque>
 #include <map>
@@ -15,6 +13,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/mutex.h"
+#include "parallel/comm/backends.h"
 #include "parallel/comm/pending_message.h"
 
 namespace deepnet {

@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "parallel/comm/nccl_communicator.h"
+#include "parallel/comm/backends.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/parallel/comm/communicator_contract.h"

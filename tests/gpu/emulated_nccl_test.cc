@@ -18,8 +18,7 @@
 #include "gtest/gtest.h"
 #include <sys/wait.h>
 
-#include "parallel/comm/nccl_communicator.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/backends.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/parallel/comm/communicator_contract.h"
 
@@ -538,7 +537,7 @@ TEST(EmulatedNcclProcesses, APeerThatDiesIsARemoteError) {
   Ok(ncclCommAbort(self.comm));
 }
 
-// ---- parallel/comm/nccl_communicator.h
+// ---- parallel/comm/nccl_communicator.cc
 
 using deepnet::Buffer;
 using deepnet::Communicator;

@@ -16,7 +16,7 @@
 
 #include "launch/job.h"
 #include "parallel/base/check.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/backends.h"
 
 namespace deepnet {
 namespace {
@@ -25,9 +25,8 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void Finish(Communicator::TransferOr transfer) {
-  DEEPNET_CHECK(transfer.ok()) << transfer.status();
-  const absl::Status status = (*transfer)->Wait();
+void Await(const Communicator::TransferOr& transfer) {
+  const absl::Status status = Finish(transfer);
   DEEPNET_CHECK(status.ok()) << status;
 }
 
@@ -37,8 +36,8 @@ double HalfRoundTrip(Communicator& comm, Buffer buffer, int repeats) {
   for (int i = 0; i < repeats; ++i) {
     const double begin = Now();
     for (const bool mine : {comm.rank() == 0, comm.rank() != 0}) {
-      Finish(mine ? comm.Send(buffer, 1 - comm.rank(), 0)
-                  : comm.Receive(buffer, 1 - comm.rank(), 0));
+      Await(mine ? comm.Send(buffer, 1 - comm.rank(), 0)
+                 : comm.Receive(buffer, 1 - comm.rank(), 0));
     }
     seconds.push_back((Now() - begin) / 2);
   }
@@ -76,7 +75,7 @@ double CpuOfWaiting(Communicator& comm) {
   const double cpu = (CpuSeconds() - before) / 2;
   DEEPNET_CHECK(absl::IsDeadlineExceeded(late));
   DEEPNET_CHECK(comm.Barrier().ok());
-  Finish(comm.Send(buffer, 1 - comm.rank(), 1));
+  Await(comm.Send(buffer, 1 - comm.rank(), 1));
   DEEPNET_CHECK((*got)->Wait().ok());
   return cpu;
 }

@@ -1,6 +1,4 @@
 // The communicator between processes, by MPI or by TCP, whatever started them.
-#include "parallel/comm/mpi_communicator.h"
-
 #include <cstdlib>
 #include <ctime>
 #include <string>
@@ -12,6 +10,7 @@
 
 #include "launch/launcher.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/comm/backends.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/parallel/comm/communicator_contract.h"
 

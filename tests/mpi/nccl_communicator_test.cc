@@ -1,7 +1,5 @@
 // Device memory between ranks. Where there is no GPU, or no NCCL in the build, what is tested is
 // that every rank says so. Several ranks on one GPU are enough: each pretends to be another host.
-#include "parallel/comm/nccl_communicator.h"
-
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -12,6 +10,7 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
+#include "parallel/comm/backends.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/parallel/comm/communicator_contract.h"
 

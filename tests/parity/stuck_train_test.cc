@@ -31,7 +31,7 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/nccl_communicator.h"
+#include "parallel/comm/backends.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/devices.h"
 #include "tests/support/fault_communicator.h"

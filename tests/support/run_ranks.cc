@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "parallel/base/exit_code.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/backends.h"
 
 namespace deepnet {
 

@@ -1,6 +1,4 @@
 // Ranks are threads here, each with connections of its own; tests/mpi has them as processes.
-#include "parallel/comm/tcp_communicator.h"
-
 #include <ifaddrs.h>
 #include <poll.h>
 #include <unistd.h>
@@ -38,6 +36,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/backends.h"
 #include "parallel/comm/sockets.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"

@@ -1,5 +1,3 @@
-#include "parallel/comm/thread_communicator.h"
-
 #include <string>
 #include <thread>
 #include <tuple>
@@ -10,6 +8,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/backends.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/run_ranks.h"
 
