@@ -13,7 +13,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/backends.h"
-#include "parallel/comm/job_hosts.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

@@ -14,7 +14,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/job_hosts.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "trainer/checkpoint/compatibility.h"

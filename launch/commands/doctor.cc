@@ -15,7 +15,6 @@
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/backends.h"
-#include "parallel/comm/job_hosts.h"
 #include "parallel/comm/links.h"
 #include "trainer/data/corpus.h"
 #include "trainer/doctor/diagnosis.h"

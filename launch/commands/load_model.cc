@@ -14,7 +14,6 @@
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/job_hosts.h"
 #include "trainer/telemetry/tensor_memory.h"
 
 namespace deepnet {

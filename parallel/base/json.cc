@@ -1,7 +1,5 @@
 #include "parallel/base/json.h"
 
-#include <cmath>
-
 #include "absl/strings/str_format.h"
 
 #include "parallel/base/utf8.h"
@@ -34,10 +32,6 @@ std::string JsonQuoted(std::string_view text) {
     }
   }
   return quoted + "\"";
-}
-
-std::string JsonNumber(double value, int digits) {
-  return std::isfinite(value) ? absl::StrFormat("%.*g", digits, value) : "null";
 }
 
 }  // namespace deepnet

@@ -1,6 +1,7 @@
 // The parts of JSON that are easy to get wrong.
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <string>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace deepnet {
@@ -16,14 +18,11 @@ namespace deepnet {
 // included), U+2028, U+2029 and what is no UTF-8 escaped, so that it is one line for every reader.
 std::string JsonQuoted(std::string_view text);
 
-// Returns `value` with at most `digits` significant digits, or null where it is not finite, which
-// JSON cannot say. 17 digits give any double back.
-std::string JsonNumber(double value, int digits = 17);
-
 class JsonObject;
 
-// Returns `value` as JSON: a text, a bool, a number (JsonNumber, if it is no integer), a
-// JsonObject, or a list of these. A list of objects has a line for each.
+// Returns `value` as JSON: a text, a bool, a number (with at most `digits` significant digits, of
+// which 17 give any double back, or null where it is not finite), a JsonObject, or a list of these.
+// A list of objects has a line for each.
 template <typename T>
 std::string JsonOf(const T& value, int digits = 17) {
   if constexpr (std::is_same_v<T, JsonObject>) {
@@ -35,7 +34,7 @@ std::string JsonOf(const T& value, int digits = 17) {
   } else if constexpr (std::integral<T>) {
     return absl::StrCat(value);
   } else if constexpr (std::is_floating_point_v<T>) {
-    return JsonNumber(value, digits);
+    return std::isfinite(value) ? absl::StrFormat("%.*g", digits, value) : "null";
   } else {
     constexpr bool kObjects = std::is_same_v<typename T::value_type, JsonObject>;
     const auto append = [digits](std::string* out, const auto& each) {

@@ -1,6 +1,6 @@
-// Texts and messages that ranks tell each other, and checks that they make before they rely on each
-// other. Collective and blocking; every rank gets the same answer, and an error of a check is
-// marked as one that all know of (IsAgreed), so that it is printed once.
+// Texts, messages and hosts that ranks tell each other, and checks that they make before they rely
+// on each other. Collective and blocking; every rank gets the same answer, and an error of a check
+// is marked as one that all know of (IsAgreed), so that it is printed once.
 #pragma once
 
 #include <span>
@@ -18,6 +18,8 @@
 #include "parallel/comm/communicator.h"
 
 namespace deepnet {
+
+class ClusterSpec;
 
 // Returns OK if `mine` is OK on every rank; else the status of the first rank where it is not, with
 // its exit code, and with "rank R: " in front where ranks differ.
@@ -72,5 +74,30 @@ absl::Status CheckSameEverywhere(Communicator& comm, std::span<const Fact> facts
 // Checks that `folder` (made if missing) is one folder for all ranks. FailedPrecondition
 // (ExitCode::kPreflight) names the ranks and hosts that do not see what rank 0 writes into it.
 absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::string& folder);
+
+// The hosts of a job: which of its ranks share one, and with it its cores.
+struct JobHosts {
+  int rank = 0;                    // this one
+  std::vector<std::string> names;  // HostName of every rank
+  std::vector<std::string> cores;  // UsableCoreList of every rank
+
+  // Returns the cores of the ranks of this host, this one's included.
+  std::vector<std::string> CoresHere() const;
+  // Returns this rank's share of the cores that it may use (ThreadsPerRank).
+  int Threads() const;
+  // Returns how many ranks of this host come before this one, and how many it has.
+  int RanksBefore() const;
+  int RanksHere() const;
+};
+
+// Collective.
+absl::StatusOr<JobHosts> GatherHosts(Communicator& world);
+
+// Returns `cluster`, where it gives neither nodes nor devices_per_node, with those of the job whose
+// ranks are on `hosts`: one node where not all hosts have as many ranks.
+ClusterSpec WithNodes(ClusterSpec cluster, const std::vector<std::string>& hosts);
+
+// Returns nodes x devices_per_node, each at least 1.
+int NumRanks(const ClusterSpec& cluster);
 
 }  // namespace deepnet

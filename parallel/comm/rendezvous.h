@@ -1,5 +1,5 @@
 // How processes that know only their rank and their number find each other: each leaves a text
-// about itself in a store that all can reach, and gets everybody's.
+// about itself in a store that all can reach, and gets everybody's. Then they connect by TCP.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+
+#include "parallel/base/descriptor.h"
 
 namespace deepnet {
 
@@ -66,5 +68,19 @@ absl::Status CheckRendezvous(RendezvousStore& store);
 
 // Removes what Meet left, when nobody reads it any more: the next job may use the same store.
 void EndRendezvous(const TcpOptions& options);
+
+// A connection to every other rank, not blocking, at the index of its rank.
+struct Mesh {
+  std::vector<Descriptor> sockets;
+  std::vector<std::string> hosts;  // by rank, for errors
+};
+
+// Returns what rank `rank` leaves at the rendezvous: `text` and, behind a tab, a proof that it
+// knows the job's secret, HMAC-SHA256 in hexadecimal digits.
+std::string ProvedPlace(int rank, const std::string& text, const std::string& secret);
+
+// Collective over the processes of `options`; whoever else connects meanwhile costs no time.
+// FailedPrecondition (ExitCode::kPreflight) as MakeTcpCommunicator (backends.h).
+absl::StatusOr<Mesh> ConnectAll(const TcpOptions& options);
 
 }  // namespace deepnet

@@ -12,7 +12,6 @@
 // that strangers take no rank's place; answer and confirmation over a number that the other side
 // has just drawn, so that what was overheard proves nothing. What ranks say of themselves at the
 // rendezvous is proved too, so that nobody leads callers to a port between two ranks.
-#include "parallel/comm/sockets.h"
 
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -42,6 +41,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/comm/rendezvous.h"
 
 namespace deepnet {
 namespace {

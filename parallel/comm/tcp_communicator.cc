@@ -39,7 +39,7 @@
 #include "parallel/base/utf8.h"
 #include "parallel/comm/backends.h"
 #include "parallel/comm/pending_message.h"
-#include "parallel/comm/sockets.h"
+#include "parallel/comm/rendezvous.h"
 
 namespace deepnet {
 namespace {

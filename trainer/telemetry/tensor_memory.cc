@@ -80,12 +80,6 @@ CountingAllocator& Installed() {
   return *counting;
 }
 
-std::shared_ptr<TensorMemory::Counts> CountOnCpu() {
-  auto counts = std::make_shared<TensorMemory::Counts>();
-  Installed().CountThisThread(counts);
-  return counts;
-}
-
 c10::DeviceIndex CurrentIndex() { return at::accelerator::getDeviceIndex(); }
 
 }  // namespace
@@ -97,8 +91,11 @@ void TensorMemory::Counts::Add(int64_t bytes) {
   }
 }
 
-TensorMemory::TensorMemory(const std::string& device)
-    : counts_(device == "cpu" ? CountOnCpu() : nullptr) {}
+TensorMemory::TensorMemory(const std::string& device) {
+  if (device != "cpu") return;
+  counts_ = std::make_shared<Counts>();
+  Installed().CountThisThread(counts_);
+}
 
 int64_t TensorMemory::peak_bytes() const {
   if (counts_ != nullptr) return counts_->peak.load();

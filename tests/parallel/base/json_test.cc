@@ -26,12 +26,12 @@ TEST(JsonQuoted, LeavesUtf8AsItIs) {
   EXPECT_EQ(JsonQuoted("\u00a0\u00e9中"), "\"\u00a0\u00e9中\"");
 }
 
-TEST(JsonNumber, GivesADoubleBackAndHasNoWordForWhatIsNoNumber) {
-  EXPECT_EQ(JsonNumber(0.1), "0.10000000000000001");
-  EXPECT_EQ(JsonNumber(1.0 / 3, 9), "0.333333333");
-  EXPECT_EQ(JsonNumber(5), "5");
-  EXPECT_EQ(JsonNumber(std::numeric_limits<double>::infinity()), "null");
-  EXPECT_EQ(JsonNumber(std::numeric_limits<double>::quiet_NaN(), 9), "null");
+TEST(JsonOf, GivesADoubleBackAndHasNoWordForWhatIsNoNumber) {
+  EXPECT_EQ(JsonOf(0.1), "0.10000000000000001");
+  EXPECT_EQ(JsonOf(1.0 / 3, 9), "0.333333333");
+  EXPECT_EQ(JsonOf(5.0), "5");
+  EXPECT_EQ(JsonOf(std::numeric_limits<double>::infinity()), "null");
+  EXPECT_EQ(JsonOf(std::numeric_limits<double>::quiet_NaN(), 9), "null");
 }
 
 TEST(JsonObject, KeepsTheOrderOfItsMembersAndWritesEachKindOfValue) {

@@ -37,7 +37,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/backends.h"
-#include "parallel/comm/sockets.h"
+#include "parallel/comm/rendezvous.h"
 #include "tests/parallel/comm/communicator_contract.h"
 #include "tests/support/fault_communicator.h"
 #include "tests/support/thread_limit.h"
