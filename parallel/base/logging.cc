@@ -23,9 +23,8 @@ std::string LiveLine(Progress progress, size_t columns) {
   std::string text = ProgressText(progress, /*bar=*/true);
   if (text.size() > columns) text = ProgressText(progress, /*bar=*/false);
   if (text.size() > columns) {
-    const size_t kept =
-        progress.figures.size() - std::min(progress.figures.size(), text.size() - columns);
-    progress.figures.resize(kept);
+    const size_t cut = std::min(progress.figures.size(), text.size() - columns);
+    progress.figures.resize(progress.figures.size() - cut);
     text = ProgressText(progress, /*bar=*/false).substr(0, columns);
   }
   return text;

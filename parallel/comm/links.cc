@@ -37,20 +37,12 @@ absl::Status WaitFor(Communicator& comm, const Communicator::TransferOr& transfe
   return NoWay(comm, absl::StrCat("rank ", peer), limit);
 }
 
-absl::Status Receive(Communicator& comm, const Buffer& buffer, int peer, absl::Duration limit) {
-  return WaitFor(comm, comm.Receive(buffer, peer, kPingTag), peer, limit);
-}
-
-absl::Status Send(Communicator& comm, const Buffer& buffer, int peer, absl::Duration limit) {
-  return WaitFor(comm, comm.Send(buffer, peer, kPingTag), peer, limit);
-}
-
 // Returns the seconds from the start of a message of `question` until the peer's `answer` is here.
 absl::StatusOr<double> Ask(Communicator& comm, int peer, const Buffer& question,
                            const Buffer& answer, absl::Duration limit) {
   const double start = SecondsNow();
   ASSIGN_OR_RETURN(const auto sent, comm.Send(question, peer, kPingTag));
-  RETURN_IF_ERROR(Receive(comm, answer, peer, limit));
+  RETURN_IF_ERROR(WaitFor(comm, comm.Receive(answer, peer, kPingTag), peer, limit));
   const double seconds = SecondsNow() - start;
   RETURN_IF_ERROR(sent->Wait(limit));
   return seconds;
@@ -75,11 +67,12 @@ absl::Status AnswerOffset(Communicator& comm, const std::function<double()>& clo
                           absl::Duration limit) {
   for (int trip = 0; trip < kRoundTrips; ++trip) {
     double time = 0.0;
+    const Buffer buffer = Buffer::Of(std::span(&time, 1));
     // The first question comes after rank 0 has asked all ranks before this one.
     const absl::Duration patience = limit * (trip == 0 ? comm.size() : 1);
-    RETURN_IF_ERROR(Receive(comm, Buffer::Of(std::span(&time, 1)), 0, patience));
+    RETURN_IF_ERROR(WaitFor(comm, comm.Receive(buffer, 0, kPingTag), 0, patience));
     time = clock();
-    RETURN_IF_ERROR(Send(comm, Buffer::Of(std::span(&time, 1)), 0, limit));
+    RETURN_IF_ERROR(WaitFor(comm, comm.Send(buffer, 0, kPingTag), 0, limit));
   }
   return absl::OkStatus();
 }
@@ -145,8 +138,9 @@ absl::StatusOr<LinkRate> MeasureOne(Communicator& comm, int peer, const PingBuff
 absl::Status AnswerPings(Communicator& comm, int peer, const PingBuffers& buffers,
                          absl::Duration limit) {
   for (int i = 0; i < kPings + kLongMessages; ++i) {
-    RETURN_IF_ERROR(Receive(comm, i < kPings ? buffers.small : buffers.large, peer, limit));
-    RETURN_IF_ERROR(Send(comm, buffers.small, peer, limit));
+    const Buffer& question = i < kPings ? buffers.small : buffers.large;
+    RETURN_IF_ERROR(WaitFor(comm, comm.Receive(question, peer, kPingTag), peer, limit));
+    RETURN_IF_ERROR(WaitFor(comm, comm.Send(buffers.small, peer, kPingTag), peer, limit));
   }
   return absl::OkStatus();
 }
