@@ -54,50 +54,44 @@ std::string RanksText(const std::vector<int>& ranks, int size) {
                       shown.size() < ranks.size() ? ", ..." : "", " of ", size);
 }
 
-// Waits for values, and says now and then for whom this rank waits.
-class Waiter {
- public:
-  explicit Waiter(const TcpOptions& options) : options_(options), store_(*options.store) {}
-
-  // Returns the value of `key`, or nothing after `deadline`; the error of another rank if there is
-  // one.
-  absl::StatusOr<std::optional<std::string>> Await(const std::string& key, absl::Time deadline) {
-    while (true) {
-      const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
-      absl::StatusOr<std::string> value = store_.Get(key, std::min(left, kSlice));
-      if (value.ok()) return *std::move(value);
-      if (!absl::IsDeadlineExceeded(value.status())) return value.status();
-      RETURN_IF_ERROR(CheckRendezvous(store_));
-      if (absl::Now() >= deadline) return std::nullopt;
-      if (options_.say != nullptr && absl::Now() >= next_) Say();
-    }
+// Says for whom this rank waits.
+void SayForWhom(const TcpOptions& options) {
+  std::vector<int> missing;
+  for (int other = 0; other < (options.rank == 0 ? options.size : 1); ++other) {
+    const auto text = options.store->Get(RankKey(other), absl::Milliseconds(1));
+    if (!text.ok()) missing.push_back(other);
   }
+  const std::string whom =
+      missing.empty() ? "the others, as rank 0 does" : RanksText(missing, options.size);
+  options.say(absl::StrCat(whom, " at ", options.store->Place()));
+}
 
- private:
-  void Say() {
-    next_ = absl::Now() + absl::Minutes(1);
-    std::vector<int> missing;
-    for (int other = 0; other < (options_.rank == 0 ? options_.size : 1); ++other) {
-      if (!store_.Get(RankKey(other), absl::Milliseconds(1)).ok()) missing.push_back(other);
-    }
-    const std::string whom =
-        missing.empty() ? "the others, as rank 0 does" : RanksText(missing, options_.size);
-    options_.say(absl::StrCat(whom, " at ", store_.Place()));
+// Returns the value of `key`, or nothing after `deadline`; the error of another rank if there is
+// one. From `say_at` on it says for whom this rank waits.
+absl::StatusOr<std::optional<std::string>> Await(const TcpOptions& options, const std::string& key,
+                                                 absl::Time deadline, absl::Time& say_at) {
+  while (true) {
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
+    absl::StatusOr<std::string> value = options.store->Get(key, std::min(left, kSlice));
+    if (value.ok()) return *std::move(value);
+    if (!absl::IsDeadlineExceeded(value.status())) return value.status();
+    RETURN_IF_ERROR(CheckRendezvous(*options.store));
+    if (absl::Now() >= deadline) return std::nullopt;
+    if (options.say == nullptr || absl::Now() < say_at) continue;
+    say_at = absl::Now() + absl::Minutes(1);
+    SayForWhom(options);
   }
-
-  const TcpOptions& options_;
-  RendezvousStore& store_;
-  absl::Time next_ = absl::Now() + kSayWaitingAfter;
-};
+}
 
 // Rank 0: everybody's text, by rank.
 absl::StatusOr<std::vector<std::string>> Collect(const TcpOptions& options) {
-  Waiter waiter(options);
+  absl::Time say_at = absl::Now() + kSayWaitingAfter;
   const absl::Time deadline = absl::Now() + options.limit;
   std::vector<std::string> texts;
   std::vector<int> missing;
   for (int rank = 0; rank < options.size; ++rank) {
-    ASSIGN_OR_RETURN(const std::optional<std::string> value, waiter.Await(RankKey(rank), deadline));
+    ASSIGN_OR_RETURN(const std::optional<std::string> value,
+                     Await(options, RankKey(rank), deadline, say_at));
     if (!value) {
       missing.push_back(rank);
       continue;
@@ -116,8 +110,9 @@ absl::StatusOr<std::vector<std::string>> Collect(const TcpOptions& options) {
 
 // Other ranks: the same, from rank 0.
 absl::StatusOr<std::vector<std::string>> Learn(const TcpOptions& options, const std::string& mine) {
+  absl::Time say_at = absl::Now() + kSayWaitingAfter;
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
-                   Waiter(options).Await(kMembers, absl::Now() + options.limit + kGrace));
+                   Await(options, kMembers, absl::Now() + options.limit + kGrace, say_at));
   if (!members) {
     return PreflightError("rank 0 did not come to ", options.store->Place(), " within ",
                           absl::FormatDuration(options.limit), ", or still waits for others");

@@ -98,7 +98,7 @@ class ThreadCommunicator final : public MessageCommunicator {
     std::shared_ptr<Post> partner;
     {
       const MutexLock lock(world_.mutex);
-      RETURN_IF_ERROR(WithPrefix(post->Text(), world_.alive));
+      if (!world_.alive.ok()) return WithPrefix(post->Text(), world_.alive);
       partner = MatchPartner(post, {sends ? rank_ : peer, sends ? peer : rank_, tag});
     }
     if (partner != nullptr) {
