@@ -2,7 +2,6 @@
 // Status carries one from where the failure is understood up to main().
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"

@@ -1,7 +1,5 @@
 #include "parallel/base/json.h"
 
-#include "absl/strings/str_format.h"
-
 #include "parallel/base/utf8.h"
 
 namespace deepnet {

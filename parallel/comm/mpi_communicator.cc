@@ -8,10 +8,8 @@
 #include <deque>
 #include <functional>
 #include <latch>
-#include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "parallel/comm/backends.h"
 

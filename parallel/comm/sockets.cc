@@ -22,9 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"

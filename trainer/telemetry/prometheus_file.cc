@@ -3,7 +3,6 @@
 #include <cmath>
 #include <filesystem>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
