@@ -1,9 +1,15 @@
-// Describes this process and the host it runs on, and what it may use of it.
+// Describes this process and the host it runs on, and what it may use of it: cores, memory,
+// threads.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace deepnet {
 
@@ -49,5 +55,13 @@ int64_t AvailableMemoryBytes(const std::string& root = "/");
 // Returns the most bytes of main memory that were resident at once since the process, or the one it
 // replaced by exec, began, shared libraries and mapped files included.
 int64_t PeakResidentBytes();
+
+// Runs `work` in a thread of its own, which the caller joins. Fails with ResourceExhausted
+// (ExitCode::kDoesNotFit) where the system refuses it, by a limit of processes or address space.
+absl::StatusOr<std::thread> StartThread(std::function<void()> work);
+
+// Fails likewise if the system does not give `count` threads at once, the caller's included: for
+// libraries that start so many themselves and end the process where they get none.
+absl::Status TryThreads(int count);
 
 }  // namespace deepnet

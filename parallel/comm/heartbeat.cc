@@ -12,7 +12,7 @@
 
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 #include "parallel/comm/agreement.h"

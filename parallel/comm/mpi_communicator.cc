@@ -23,8 +23,8 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "parallel/base/mutex.h"
-#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/pending_message.h"
 

@@ -24,7 +24,7 @@
 #include "absl/time/clock.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/backends.h"

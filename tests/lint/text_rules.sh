@@ -65,8 +65,8 @@ if git grep -nE 'absl::InternalError\(' -- launch parallel trainer ':!launch/com
   status=1
 fi
 # A thread that the system does not give throws; StartThread() says it in a status.
-if git grep -nE '^[^/]*std::j?thread(\(| [a-z_]+[({])' -- launch parallel trainer ':!parallel/base/start_thread.cc'; then
-  echo "a thread started past parallel/base/start_thread.h" >&2
+if git grep -nE '^[^/]*std::j?thread(\(| [a-z_]+[({])' -- launch parallel trainer ':!parallel/base/host.cc'; then
+  echo "a thread started past parallel/base/host.h: StartThread()" >&2
   status=1
 fi
 # What a process does follows from what it was told, so only launch/ reads the environment. The variable that hides GPUs

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 
 namespace deepnet {
 

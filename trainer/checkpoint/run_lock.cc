@@ -18,7 +18,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/messages.h"
-#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/format.h"
 

@@ -11,7 +11,6 @@
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
-#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/kernels/native/isa.h"
 

@@ -12,7 +12,7 @@
 #include <ATen/ops/mkldnn_linear_backward_weights.h>
 
 #include "parallel/base/clock.h"
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

@@ -11,14 +11,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include <sys/utsname.h>
 
 #include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
 #include "tests/support/resident_memory.h"
+#include "tests/support/thread_limit.h"
 
 namespace deepnet {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int64_t kNode = int64_t{64} << 30;  // bytes of the host in these tests
 
@@ -166,6 +171,31 @@ TEST(ProcessMemory, ThePeakStaysWhenMemoryIsGivenBack) {
   { const std::vector<char> block(kBlock, 1); }
   EXPECT_GE(PeakResidentBytes(), before + kBlock - kSlack);
   EXPECT_GE(PeakResidentBytes(), testing::ResidentBytes() - kSlack);
+}
+
+TEST(StartThread, RunsTheWorkBesideItsCaller) {
+  int value = 0;
+  absl::StatusOr<std::thread> thread = StartThread([&] { value = 7; });
+  ASSERT_TRUE(thread.ok()) << thread.status();
+  thread->join();
+  EXPECT_EQ(value, 7);
+}
+
+TEST(StartThread, WhatTheSystemRefusesIsAnErrorWithItsCode) {
+  const testing::ThreadLimit none(0);
+  const absl::Status refused = StartThread([] {}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("refuses another thread"));
+}
+
+TEST(StartThread, ManyAreTriedAtOnce) {
+  EXPECT_TRUE(TryThreads(1).ok());
+  EXPECT_TRUE(TryThreads(3).ok());
+  const testing::ThreadLimit one(1);
+  const absl::Status refused = TryThreads(3);
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 of 3 threads run: the system refuses"));
 }
 
 }  // namespace

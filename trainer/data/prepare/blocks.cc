@@ -14,7 +14,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"

@@ -17,7 +17,6 @@
 #include "parallel/base/file_system.h"
 #include "parallel/base/host.h"
 #include "parallel/base/messages.h"
-#include "parallel/base/start_thread.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus_manifest.h"

@@ -13,7 +13,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/start_thread.h"
+#include "parallel/base/host.h"
 
 namespace deepnet::native {
 namespace {
