@@ -58,8 +58,6 @@ __attribute__((target("sse4.2"))) uint32_t Crc32cByInstruction(std::string_view 
 
 }  // namespace
 
-namespace internal {
-
 uint32_t Crc32cByTable(std::string_view bytes, uint32_t so_far) {
   uint32_t crc = ~so_far;
   const char* next = bytes.data();
@@ -75,13 +73,11 @@ uint32_t Crc32cByTable(std::string_view bytes, uint32_t so_far) {
   return ~crc;
 }
 
-}  // namespace internal
-
 uint32_t Crc32c(std::string_view bytes, uint32_t so_far) {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("sse4.2")) return Crc32cByInstruction(bytes, so_far);
 #endif
-  return internal::Crc32cByTable(bytes, so_far);
+  return Crc32cByTable(bytes, so_far);
 }
 
 }  // namespace deepnet

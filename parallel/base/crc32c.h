@@ -11,10 +11,7 @@ namespace deepnet {
 // is 0xE3069283.
 uint32_t Crc32c(std::string_view bytes, uint32_t so_far = 0);
 
-namespace internal {
-
 // Computes the same without the processor's instruction.
 uint32_t Crc32cByTable(std::string_view bytes, uint32_t so_far = 0);
 
-}  // namespace internal
 }  // namespace deepnet

@@ -90,8 +90,6 @@ class FdStream::Buffer final : public std::streambuf {
   absl::Status status_;
 };
 
-FdStream::FdStream(int fd) : FdStream(fd, /*owned=*/false) {}
-
 FdStream::FdStream(int fd, bool owned)
     : std::iostream(nullptr), buffer_(std::make_unique<Buffer>(fd, owned)) {
   rdbuf(buffer_.get());
@@ -101,7 +99,7 @@ FdStream::~FdStream() = default;
 
 absl::StatusOr<std::unique_ptr<FdStream>> FdStream::Open(const std::string& path) {
   const int fd = TEMP_FAILURE_RETRY(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd >= 0) return std::unique_ptr<FdStream>(new FdStream(fd, /*owned=*/true));
+  if (fd >= 0) return std::make_unique<FdStream>(fd, /*owned=*/true);
   return WithExitCode(absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot be read")),
                       ExitCode::kData);
 }

@@ -16,17 +16,16 @@ namespace deepnet {
 // Used by one thread at a time.
 class FdStream final : public std::iostream {
  public:
-  explicit FdStream(int fd);  // borrowed
+  // Closes the descriptor at its end if it is `owned`.
+  explicit FdStream(int fd, bool owned = false);
+  ~FdStream() override;
 
   // Opens a file or a pipe for reading. NotFound and the like name the path.
   static absl::StatusOr<std::unique_ptr<FdStream>> Open(const std::string& path);
 
-  ~FdStream() override;
-
  private:
   friend absl::Status StreamError(const std::ios& stream);
   class Buffer;
-  FdStream(int fd, bool owned);
 
   const std::unique_ptr<Buffer> buffer_;
 };

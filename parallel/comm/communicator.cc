@@ -89,10 +89,8 @@ class JoinedTransfer final : public Transfer {
   }
 
   bool Done() override {
-    for (size_t part = num_finished_; error_.ok() && part < parts_.size(); ++part) {
-      if (!parts_[part]->Done()) return false;
-    }
-    return true;
+    return !error_.ok() || std::all_of(parts_.begin() + num_finished_, parts_.end(),
+                                       [](const auto& part) { return part->Done(); });
   }
 
  private:

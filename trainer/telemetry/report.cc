@@ -1,6 +1,5 @@
 #include "trainer/telemetry/report.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -87,11 +86,6 @@ StepRecord StepReport::Take(const Manifest& state, const StepResult& last,
   record.set_seconds_to_end(SecondsToEnd(run_.train(), state.step(), state.train_seconds(), pace_));
   sums_ = {};
   return record;
-}
-
-double RankMemory::Difference() const {
-  return static_cast<double>(measured - planned) /
-         static_cast<double>(std::max<int64_t>(1, planned));
 }
 
 std::string MemoryLine(std::span<const RankMemory> ranks) {

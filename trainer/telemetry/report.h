@@ -2,6 +2,7 @@
 // line; and, once, the memory of its ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -57,7 +58,9 @@ class StepReport {
 struct RankMemory {
   int64_t planned = 0, measured = 0;
 
-  double Difference() const;  // relative to the planned bytes
+  double Difference() const {  // relative to the planned bytes
+    return static_cast<double>(measured - planned) / std::max(1.0, static_cast<double>(planned));
+  }
 };
 
 // A larger difference is a warning.
