@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 
 #include "launch/flags.h"
-#include "parallel/base/fields.h"
+#include "parallel/base/messages.h"
 #include "trainer/data/pair_index.h"
 #include "trainer/decode/search.h"
 #include "trainer/kernels/native/attention.h"

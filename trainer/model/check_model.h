@@ -3,7 +3,7 @@
 
 #include "absl/status/status.h"
 
-#include "parallel/base/fields.h"
+#include "parallel/base/messages.h"
 #include "proto/run.pb.h"
 
 namespace deepnet {
