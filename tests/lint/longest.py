@@ -28,9 +28,9 @@ EXCEPTIONS = {
     ("files of a folder", "trainer/kernels/cuda"): 43,
     ("files of a folder", "trainer/kernels/native"): 47,
     ("files of a folder", "trainer/model"): 38,
-    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 721,
-    ("lines of a .cc file", "parallel/comm/sockets.cc"): 652,
-    ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 672,
+    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 694,
+    ("lines of a .cc file", "parallel/comm/sockets.cc"): 647,
+    ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 645,
     ("lines of a .cc file", "trainer/bench/bench.cc"): 662,
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 634,
 }
