@@ -137,10 +137,10 @@ void Bench(Cpu& cpu, Isa isa, Element element, const Shape& s) {
   const double flops = 2.0 * s.rows * s.in * s.out;
   std::printf("%5ld x %4ld x %4ld", s.rows, s.in, s.out);
   Report(cpu.pool, isa, element, flops, [&] {
-    LinearForward(cpu, {x_view, &weight, bias.data(), false, y_view});
+    LinearForward(cpu, {s.rows, x_view, &weight, bias.data(), false, y_view});
   });
   Report(cpu.pool, isa, element, flops, [&] {
-    LinearBackwardInput(cpu, {dy_view, &weight, {}, false, dx_view});
+    LinearBackwardInput(cpu, {s.rows, dy_view, &weight, {}, false, dx_view});
   });
   Report(cpu.pool, isa, element, flops,
          [&] { LinearBackwardWeight(cpu, dy_view, x_view, dw.data(), bias.data()); });

@@ -317,12 +317,12 @@ TEST_F(DeviceErrorsTest, HostsThatCannotCarryARunAreRefusedByName) {
 TEST(HasKernelsFor, ComparesGenerationsAndVirtualCode) {
   constexpr char kBuilt[] = "80-real,90-real,100-real,100-virtual";
   for (const int fine : {80, 86, 89, 90, 100, 103, 120}) {
-    EXPECT_TRUE(cuda::HasKernelsFor(fine, kBuilt)) << fine;
+    EXPECT_TRUE(HasKernelsFor(fine, kBuilt)) << fine;
   }
-  EXPECT_FALSE(cuda::HasKernelsFor(75, kBuilt));
-  EXPECT_FALSE(cuda::HasKernelsFor(100, "90-real"));
-  EXPECT_FALSE(cuda::HasKernelsFor(80, "86-real"));
-  EXPECT_TRUE(cuda::HasKernelsFor(120, "90"));
+  EXPECT_FALSE(HasKernelsFor(75, kBuilt));
+  EXPECT_FALSE(HasKernelsFor(100, "90-real"));
+  EXPECT_FALSE(HasKernelsFor(80, "86-real"));
+  EXPECT_TRUE(HasKernelsFor(120, "90"));
 }
 
 TEST_F(DeviceErrorsTest, AreStatusesWithAPlaceWhereThereIsOne) {

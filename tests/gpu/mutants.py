@@ -102,8 +102,8 @@ MUTANTS = {
         "a.x_RI.size(1)},\n            kFloat);", BUDGETS),
     "sum-without-barrier": (
         CUDA + "device_math.h",
-        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
-        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  v = mine[0];\n  for (int w = 1; w < warps; ++w) {",
+        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n  __syncthreads();\n",
+        "if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;\n",
         POINTWISE),
     "sums-in-one-buffer": (
         CUDA + "residual_norm.cu", "SumInRow(squares, buffers.of[1])", "SumInRow(squares, buffers.of[0])", POINTWISE),
@@ -207,7 +207,7 @@ MUTANTS = {
     "result-still-read": (
         CUDA + "sampling.cu", "  __syncthreads();  // all have read the last result\n", "", TRAINING),
     "attention-of-shorter-sentences": (
-        "trainer/kernels/cuda_session.cc", "    index.longest = LongestOf(host);", "    index.longest = LongestOf(host) - 1;", CUDA_OPS),
+        "trainer/kernels/cuda_session.cc", "    index.longest = LongestOf(", "    index.longest = -1 + LongestOf(", CUDA_OPS),
     "sums-of-the-next-row": (
         "trainer/kernels/cuda_ops.cc", "a.log_sum_exp_RH.view({-1}).narrow(0, 0, a.heads * rows)",
         "a.log_sum_exp_RH.view({-1}).narrow(0, 1, a.heads * rows)", CUDA_OPS),

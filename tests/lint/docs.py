@@ -125,14 +125,14 @@ for family, operations, cpu, gpu in re.findall(r"^\| `?(\w+)`? \| (`.*?) \| (.*?
         cell = gpu if folder == "cuda" else cpu
         kernel = f"trainer/kernels/{folder}/{family}"
         test = f"tests/gpu/kernels/{family}_test.cc" if folder == "cuda" else f"tests/trainer/kernels/native/{family}_test.cc"
-        wanted = [f"{kernel}.h", kernel + (".cc" if folder == "native" else ".cu"), test]
+        wanted = [f"{kernel}.h", f"{kernel}.cc", test] if folder == "native" else [f"{kernel}.cu", test]
         if folder == "cuda" and f"{family}.cc" in cell:
             wanted = [f"{kernel}.h", f"{kernel}.cc"]
         wanted += [p if "/" in p else f"trainer/kernels/{folder}/{p}" for p in re.findall(r"`([\w/]+\.\w+)`", cell)]
         missing = [path for path in wanted if not none and not Path(path).exists()]
         mistakes += [f"{KERNELS}: {family}: there is no {path}" for path in missing]
-        if none and Path(f"{kernel}.h").exists():
-            mistakes.append(f"{KERNELS}: {family}: there is a {kernel}.h")
+        if none and (there := list(Path().glob(f"{kernel}.*"))):
+            mistakes.append(f"{KERNELS}: {family}: there is a {there[0]}")
 said = re.findall(r"^  virtual [\w:<> ]+?[ &*](\w+)\(", read(r"trainer/kernels/ops\.h"), re.M)
 for operation in sorted(set(placed) ^ set(said)) + [o for o in set(placed) if placed.count(o) > 1]:
     mistakes.append(f"{KERNELS}: {operation}: is not in ops.h, or has no place or two")

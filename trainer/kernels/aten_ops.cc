@@ -23,10 +23,8 @@ using at::Tensor;
 constexpr int64_t kAdamBlock = int64_t{1} << 22;  // elements that are updated together
 constexpr int64_t kDrawnBlock = 1 << 14;          // elements that a thread draws, at least
 
-class AtenWeight : public Weight {
- public:
-  Tensor master_OI;
-  Tensor operand_OI;
+struct AtenWeight : public Weight {
+  Tensor master_OI, operand_OI;
 };
 
 const Tensor& OperandOf(const Weight& w) { return static_cast<const AtenWeight&>(w).operand_OI; }
@@ -331,17 +329,20 @@ class AtenOps : public Ops {
       AdamOfBlock(block);
     }
   }
+  // A block's bits depend on nothing but its elements.
   void SumSquares(std::span<const SquareSums> all) override {
-    for (const SquareSums& one : all) SumSquaresOf(one.x, one.sums);
-  }
-  void Scale(int64_t rows, const Tensor& x, double factor) override { First(x, rows).mul_(factor); }
-  void AddScaled(const AddScaledArgs& a) override {
-    First(a.y_RD, a.rows).add_(First(a.x_RD, a.rows), a.factor_1.item());
-  }
-  void AddScaledBackward(const AddScaledGradArgs& a) override {
-    const Tensor dy = First(a.dy_RD, a.rows);
-    First(a.dx_RD, a.rows).add_(dy, a.factor_1.item());
-    a.dfactor_1.add_((dy * First(a.x_RD, a.rows)).sum());
+    for (const SquareSums& one : all) {
+      const Tensor flat = one.x.reshape({-1});
+      std::vector<Tensor> blocks;
+      for (int64_t begin = 0; begin < flat.numel(); begin += native::kSumSquaresBlock) {
+        const int64_t count = std::min(native::kSumSquaresBlock, flat.numel() - begin);
+        blocks.push_back(Slice(flat, begin, count).to(at::kDouble).square().sum());
+      }
+      DEEPNET_CHECK_EQ(blocks.size(), one.sums.size());
+      if (blocks.empty()) continue;
+      const Tensor sums = at::stack(blocks).cpu();
+      std::copy_n(sums.data_ptr<double>(), one.sums.size(), one.sums.begin());
+    }
   }
   void Add(const Tensor& y, const Tensor& x) override { y.add_(x); }
   void Copy(int64_t rows, const Tensor& x, const Tensor& y) override {
@@ -349,20 +350,6 @@ class AtenOps : public Ops {
   }
 
  private:
-  // A block's bits depend on nothing but its elements.
-  static void SumSquaresOf(const Tensor& x, std::span<double> sums) {
-    const Tensor flat = x.reshape({-1});
-    std::vector<Tensor> blocks;
-    for (int64_t begin = 0; begin < flat.numel(); begin += native::kSumSquaresBlock) {
-      const Tensor block =
-          Slice(flat, begin, std::min(native::kSumSquaresBlock, flat.numel() - begin));
-      blocks.push_back(block.to(at::kDouble).square().sum());
-    }
-    DEEPNET_CHECK_EQ(blocks.size(), sums.size());
-    if (blocks.empty()) return;
-    const Tensor all = at::stack(blocks).cpu();
-    std::copy_n(all.data_ptr<double>(), sums.size(), sums.begin());
-  }
   // [D]: each of G factors over its D / G columns.
   static Tensor Spread(const Tensor& scale_G, int64_t width) {
     return scale_G.repeat_interleave(width / scale_G.size(0));

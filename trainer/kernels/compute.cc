@@ -49,12 +49,17 @@ double ProductRate(Ops& ops, int64_t rows, int products, int64_t d, double secon
   });
 }
 
-double NativeRate(ComputeSpec compute, DataType dtype, int64_t d, double seconds) {
+std::unique_ptr<Ops> NativeOpsOf(ComputeSpec compute, DataType dtype) {
   compute.set_dtype(dtype);
-  return ProductRate(*MakeNativeOps(compute), /*rows=*/2048, /*products=*/1, d, seconds);
+  return MakeNativeOps(compute);
 }
 
-Isa IsaToProto(native::Isa isa) { return static_cast<Isa>(static_cast<int>(isa)); }
+double NativeRate(Ops& ops, int64_t d, double seconds) {
+  return ProductRate(ops, /*rows=*/2048, /*products=*/1, d, seconds);
+}
+
+// Both enums have the same numbers.
+Isa BestIsa() { return static_cast<Isa>(native::BestIsa()); }
 
 at::ScalarType TypeOf(DataType dtype) {
   if (dtype == FLOAT16) return at::kHalf;
@@ -83,15 +88,16 @@ ComputeSpec ResolveCompute(const ComputeSpec& asked) {
   if (compute.matmul() == MATMUL_UNSPECIFIED) compute.set_matmul(cpu ? NATIVE : LIBRARY);
   if (compute.threads_per_rank() == 0) compute.set_threads_per_rank(UsableCores());
   const bool isa_is_open = compute.isa() == ISA_UNSPECIFIED;
-  if (isa_is_open) compute.set_isa(IsaToProto(native::BestIsa()));
+  if (isa_is_open) compute.set_isa(BestIsa());
   if (compute.dtype() == DATA_TYPE_UNSPECIFIED) {
     compute.set_dtype(cpu ? FLOAT32 : BFLOAT16);
     if (cpu && compute.matmul() == NATIVE && CheckCompute(compute).ok()) {
       // In turns: other work on this host disturbs both, and must not decide a run's bits.
+      const auto f32_ops = NativeOpsOf(compute, FLOAT32), bf16_ops = NativeOpsOf(compute, BFLOAT16);
       double f32 = 0.0, bf16 = 0.0;
       for (int round = 0; round < 5; ++round) {
-        f32 = std::max(f32, NativeRate(compute, FLOAT32, 256, 0.03));
-        bf16 = std::max(bf16, NativeRate(compute, BFLOAT16, 256, 0.03));
+        f32 = std::max(f32, NativeRate(*f32_ops, 256, 0.03));
+        bf16 = std::max(bf16, NativeRate(*bf16_ops, 256, 0.03));
       }
       if (bf16 >= 1.25 * f32) compute.set_dtype(BFLOAT16);
     }
@@ -127,10 +133,9 @@ absl::Status CheckCompute(const ComputeSpec& resolved) {
   }
   const auto isa = static_cast<native::Isa>(resolved.isa());
   if (resolved.device() == "cpu" && resolved.isa() != ISA_UNSPECIFIED && !native::Supports(isa)) {
-    wrong = absl::StrCat(
-        "compute.isa: ", Isa_Name(resolved.isa()),
-        ": this host does not have it (best here: ", Isa_Name(IsaToProto(native::BestIsa())),
-        "); a run resumes only where its instructions are");
+    wrong = absl::StrCat("compute.isa: ", Isa_Name(resolved.isa()),
+                         ": this host does not have it (best here: ", Isa_Name(BestIsa()),
+                         "); a run resumes only where its instructions are");
   }
   if (wrong.empty()) return absl::OkStatus();
   return ConfigError(wrong);
@@ -162,12 +167,12 @@ double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seco
   }
   const int threads = resolved.threads_per_rank();
   ComputeSpec compute;
-  compute.set_isa(IsaToProto(native::BestIsa()));
+  compute.set_isa(BestIsa());
   compute.set_threads_per_rank(threads);
   double best = 0.0;
   const int threads_before = at::get_num_threads();
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
-    best = std::max(best, NativeRate(compute, dtype, d, seconds / 4));
+    best = std::max(best, NativeRate(*NativeOpsOf(compute, dtype), d, seconds / 4));
   }
   if (!TryThreads(threads).ok()) return best;
   at::set_num_threads(threads);

@@ -11,6 +11,7 @@
 #include <c10/core/DeviceType.h>
 
 #include "proto/plan.pb.h"
+#include "trainer/kernels/cuda/devices.h"
 #include "trainer/kernels/cuda/product_trials.h"
 #include "trainer/kernels/ops.h"
 
@@ -20,16 +21,8 @@ namespace deepnet {
 // that a test has registered in its place. Nullopt where this build or host has none.
 std::optional<c10::DeviceType> GpuType();
 
-// As cuda::CountGpus and cuda::CheckGpu, with ExitCode::kPreflight; a build that has nothing for
-// GPUs says so.
-absl::StatusOr<int> CountGpus();
-absl::StatusOr<std::string> CheckGpu(int index);
-
 // Returns CheckGpu of the calling thread's current GPU. Only where GpuType() has a value.
 absl::StatusOr<std::string> CheckCurrentGpu();
-// Returns the versions of CUDA, "driver 13.0, runtime 13.0"; empty: a build that has nothing for
-// GPUs.
-std::string CudaVersions();
 
 // Returns `asked` with every open field but attention decided: device "cpu", isa the best here,
 // threads_per_rank the cores this process may use, matmul NATIVE on the CPU and LIBRARY elsewhere,
@@ -73,12 +66,9 @@ double MeasureProductCeiling(const ComputeSpec& compute, int64_t d, double secon
 
 // Times the ways to do a product. On a CPU: NATIVE, and the libraries behind LibTorch's operations,
 // MKL for float32 and oneDNN; of the latter's float32 the operands are in its own layout. What
-// follows a product in a model is part of NATIVE's alone. On a GPU those of cuda::TryProduct
+// follows a product in a model is part of NATIVE's alone. On a GPU those of TryProduct
 // (trainer/kernels/cuda/product_trials.h). `compute` is resolved, this device has it, and
 // task.operand is compute.dtype. Throws as MakeCudaOps does.
 std::vector<ProductWay> TimeProduct(const ComputeSpec& compute, const ProductTask& task);
-
-// The part of TimeProduct for the current GPU.
-std::vector<ProductWay> TimeProductOnGpu(const ProductTask& task);
 
 }  // namespace deepnet

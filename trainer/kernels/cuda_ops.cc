@@ -14,25 +14,13 @@
 #include <ATen/ops/_flash_attention_forward.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/kernels/cuda/adam.h"
-#include "trainer/kernels/cuda/attention.h"
-#include "trainer/kernels/cuda/cross_entropy.h"
-#include "trainer/kernels/cuda/devices.h"
-#include "trainer/kernels/cuda/dropout.h"
-#include "trainer/kernels/cuda/elementwise.h"
-#include "trainer/kernels/cuda/embedding.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
-#include "trainer/kernels/cuda/initial_normal.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/linear.h"
-#include "trainer/kernels/cuda/product_trials.h"
-#include "trainer/kernels/cuda/residual_norm.h"
-#include "trainer/kernels/cuda/sampling.h"
-#include "trainer/kernels/cuda/scaled_sums.h"
 #include "trainer/kernels/cuda_session.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 #include "trainer/kernels/native_args.h"
@@ -98,10 +86,24 @@ class CudaOps : public KernelOps {
   }
 
   void StartTrace() override { gpu_.StartTiming(); }
-  std::vector<TimedKernel> StopTrace() override;
+  std::vector<TimedKernel> StopTrace() override {
+    std::vector<TimedKernel> kernels;
+    for (const cuda::GpuStream::Timed& launch : gpu_.StopTiming()) {
+      kernels.push_back({launch.name, launch.asked, launch.start, launch.end, launch.product});
+    }
+    return kernels;
+  }
 
-  std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool backward) override;
-  void Refresh(Weight& weight) override;
+  std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool) override {
+    DEEPNET_CHECK(master_OI.is_contiguous());
+    OperandCopy* const copy = has_float_operands() ? nullptr : CopyOf(master_OI);
+    return std::make_unique<GpuWeight>(std::move(master_OI), copy);
+  }
+  // All weights move at once: they are converted by one kernel, when a product first needs one.
+  void Refresh(Weight& weight) override {
+    const auto& w = static_cast<GpuWeight&>(weight);
+    if (w.copy != nullptr) w.copy->stale = true;
+  }
 
   void Linear(const LinearArgs& a) override {
     const Tensor& weight = OperandOf(*a.weight_OI);
@@ -132,9 +134,8 @@ class CudaOps : public KernelOps {
 
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     native::ResidualNormGradArgs args = ArgsOf(a);
-    if (!a.over_rows) return cuda::ResidualNormBackward(gpu_, args);
-    args.dy_RD = In(AsFloats(a.rows, a.dy_RD), a.rows);
-    cuda::BatchNormBackward(gpu_, args);
+    if (a.over_rows) args.dy_RD = In(AsFloats(a.rows, a.dy_RD), a.rows);
+    cuda::ResidualNormBackward(gpu_, args);
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
                          const Tensor& dbranch) override {
@@ -195,7 +196,8 @@ class CudaOps : public KernelOps {
   }
   void SumSquares(std::span<const SquareSums> all) override;
   void Scale(int64_t rows, const Tensor& x, double factor) override {
-    cuda::Scale(gpu_, static_cast<float>(factor), Out(AsMatrix(x), rows));
+    const Tensor matrix = x.dim() == 1 ? x.unsqueeze(1) : x;
+    cuda::Scale(gpu_, static_cast<float>(factor), Out(matrix, rows));
   }
   void AddScaled(const AddScaledArgs& a) override {
     cuda::AddScaled(gpu_, In(a.x_RD, a.rows), Floats(a.factor_1), Out(a.y_RD, a.rows));
@@ -211,19 +213,30 @@ class CudaOps : public KernelOps {
   static void ZeroPadding(int64_t rows, int64_t capacity, const Tensor& x) {
     if (rows < capacity) x.narrow(0, rows, capacity - rows).zero_();
   }
-  // A vector as a matrix of one column.
-  static Tensor AsMatrix(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(1) : x; }
-
-  const Tensor& OperandOf(const Weight& w);
-  void Convert(OperandCopy& copy);
+  const Tensor& OperandOf(const Weight& w) {
+    auto& weight = static_cast<const GpuWeight&>(w);
+    if (weight.copy == nullptr) return weight.master_OI;
+    Convert(*weight.copy);
+    return weight.operand_OI;
+  }
+  void Convert(OperandCopy& copy) {
+    if (!std::exchange(copy.stale, false)) return;
+    cuda::Cast(gpu_, In(copy.weights.unsqueeze(0), 1), Out(copy.operands.unsqueeze(0), 1));
+  }
   OperandCopy* CopyOf(const Tensor& master);
   const void* BiasOf(const Weight& w, const Tensor& bias, at::ScalarType type);
   void ReserveLogits(int64_t rows, int64_t classes);
   void FlashAttention(const AttentionArgs& a);
   void FlashAttentionBackward(const AttentionGradArgs& g);
   // y = x, [rows, heads, head_dim], in the first rows of y [.., heads * head_dim].
-  void CopyHeads(const Tensor& x, const Tensor& y_RD);
-  void ZeroKeyGradients(const AttentionGradArgs& g);
+  void CopyHeads(const Tensor& x, const Tensor& y_RD) {
+    const int64_t rows = x.size(0);
+    cuda::Cast(gpu_, In(x.view({rows, x.size(1) * x.size(2)}), rows), Out(y_RD, rows));
+  }
+  // Writes the gradients of keys that no query reads.
+  static void ZeroKeyGradients(const AttentionGradArgs& g) {
+    for (const Tensor& x_RD : {g.dk_RD, g.dv_RD}) x_RD.narrow(0, 0, g.forward.keys->count).zero_();
+  }
 
   const bool flash_;
   cuda::GpuStream& gpu_;        // of the session
@@ -234,20 +247,6 @@ class CudaOps : public KernelOps {
   LossSums unwanted_;
 };
 
-std::vector<TimedKernel> CudaOps::StopTrace() {
-  std::vector<TimedKernel> kernels;
-  for (const cuda::GpuStream::Timed& launch : gpu_.StopTiming()) {
-    kernels.push_back({launch.name, launch.asked, launch.start, launch.end, launch.product});
-  }
-  return kernels;
-}
-
-std::unique_ptr<Weight> CudaOps::MakeWeight(Tensor master_OI, bool) {
-  DEEPNET_CHECK(master_OI.is_contiguous());
-  OperandCopy* const copy = has_float_operands() ? nullptr : CopyOf(master_OI);
-  return std::make_unique<GpuWeight>(std::move(master_OI), copy);
-}
-
 // Returns the copy of the flat tensor that `master` is a part of.
 OperandCopy* CudaOps::CopyOf(const Tensor& master) {
   for (OperandCopy& copy : copies_) {
@@ -257,24 +256,6 @@ OperandCopy* CudaOps::CopyOf(const Tensor& master) {
   const Tensor flat = master.as_strided({elements}, {1}, 0);
   copies_.push_back({flat, at::empty({elements}, OperandOptions())});
   return &copies_.back();
-}
-
-// All weights move at once: they are converted by one kernel, when a product first needs one.
-void CudaOps::Refresh(Weight& weight) {
-  const auto& w = static_cast<GpuWeight&>(weight);
-  if (w.copy != nullptr) w.copy->stale = true;
-}
-
-const Tensor& CudaOps::OperandOf(const Weight& w) {
-  auto& weight = static_cast<const GpuWeight&>(w);
-  if (weight.copy == nullptr) return weight.master_OI;
-  Convert(*weight.copy);
-  return weight.operand_OI;
-}
-
-void CudaOps::Convert(OperandCopy& copy) {
-  if (!std::exchange(copy.stale, false)) return;
-  cuda::Cast(gpu_, In(copy.weights.unsqueeze(0), 1), Out(copy.operands.unsqueeze(0), 1));
 }
 
 // Returns `bias`, a vector of master weights, as a product adds it to an output of `type`: biases
@@ -311,16 +292,6 @@ void CudaOps::Zero(const Tensor& x) {
     gpu_.Launching();
     gpu_.Launched("Zero", cudaMemsetAsync(memory, 0, bytes, gpu_.get()));
   });
-}
-
-void CudaOps::CopyHeads(const Tensor& x, const Tensor& y_RD) {
-  const int64_t rows = x.size(0);
-  cuda::Cast(gpu_, In(x.view({rows, x.size(1) * x.size(2)}), rows), Out(y_RD, rows));
-}
-
-// Writes the gradients of keys that no query reads.
-void CudaOps::ZeroKeyGradients(const AttentionGradArgs& g) {
-  for (const Tensor& x_RD : {g.dk_RD, g.dv_RD}) x_RD.narrow(0, 0, g.forward.keys->count).zero_();
 }
 
 // The logarithms of sums, [heads, rows], lie at the beginning of a.log_sum_exp_RH.
@@ -449,21 +420,5 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool
   return std::make_unique<CudaOps>(std::make_shared<CudaSession>(device, check_launches, graphs),
                                    operand, attention == FLASH);
 }
-
-absl::StatusOr<int> CountGpus() {
-  absl::StatusOr<int> count = cuda::CountGpus();
-  if (!count.ok()) return WithExitCode(count.status(), ExitCode::kPreflight);
-  return count;
-}
-
-absl::StatusOr<std::string> CheckGpu(int index) {
-  absl::StatusOr<std::string> name = cuda::CheckGpu(index);
-  if (!name.ok()) return WithExitCode(name.status(), ExitCode::kPreflight);
-  return name;
-}
-
-std::string CudaVersions() { return cuda::Versions(); }
-
-std::vector<ProductWay> TimeProductOnGpu(const ProductTask& task) { return cuda::TryProduct(task); }
 
 }  // namespace deepnet

@@ -28,7 +28,7 @@ absl::StatusOr<int> CountGpus() { return Nothing(); }
 absl::StatusOr<std::string> CheckGpu(int) { return Nothing(); }
 std::string CudaVersions() { return ""; }
 
-std::vector<ProductWay> TimeProductOnGpu(const ProductTask&) {
+std::vector<ProductWay> TryProduct(const ProductTask&) {
   DEEPNET_CHECK(false) << "this build has nothing for GPUs";
   return {};
 }

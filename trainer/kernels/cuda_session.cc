@@ -44,10 +44,11 @@ void CheckOffsets(const PackedRows& host, bool padded) {
   }
 }
 
-int64_t LongestOf(const PackedRows& host) {
+// Returns the largest distance of neighbours.
+int64_t LongestOf(std::span<const int32_t> starts) {
   int64_t longest = 0;
-  for (int s = 0; s < host.num_sentences; ++s) {
-    longest = std::max<int64_t>(longest, host.offsets[s + 1] - host.offsets[s]);
+  for (size_t i = 1; i < starts.size(); ++i) {
+    longest = std::max<int64_t>(longest, starts[i] - starts[i - 1]);
   }
   return longest;
 }
@@ -84,15 +85,11 @@ int64_t BytesOf(const PackedRows& rows) {
 cuda::SortedRows AddSorted(cuda::UploadBlock& block, std::span<const int32_t> index,
                            int64_t num_indices, native::RowsByIndex& sorted) {
   native::SortRows(index, num_indices, sorted);
-  int64_t longest = 0;
-  for (size_t i = 0; i < sorted.indices.size(); ++i) {
-    longest = std::max<int64_t>(longest, sorted.starts[i + 1] - sorted.starts[i]);
-  }
   return {.order = block.Add(std::span<const int32_t>(sorted.order)),
           .starts = block.Add(std::span<const int32_t>(sorted.starts)),
           .indices = block.Add(std::span<const int32_t>(sorted.indices)),
           .num_unique = static_cast<int64_t>(sorted.indices.size()),
-          .longest = longest};
+          .longest = LongestOf(sorted.starts)};
 }
 
 // Adds what kernels read of a side of a microbatch to `block`.
@@ -180,7 +177,7 @@ void CudaSession::AddIndex(cuda::UploadBlock& block, const PackedRows& host, Gpu
   if (host.offsets != nullptr) {
     CheckOffsets(host, /*padded=*/repeats_);
     index.rows = host.offsets[host.num_sentences];
-    index.longest = LongestOf(host);
+    index.longest = LongestOf({host.offsets, static_cast<size_t>(host.num_sentences) + 1});
     index.num_sentences = host.num_sentences;
     while (index.num_sentences > 0 && host.offsets[index.num_sentences - 1] == index.rows) {
       --index.num_sentences;

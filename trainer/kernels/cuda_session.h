@@ -19,9 +19,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "trainer/kernels/cuda/embedding.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/host_copies.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/device_session.h"
 #include "trainer/kernels/native/sorted_rows.h"

@@ -15,9 +15,24 @@
 #include "absl/functional/function_ref.h"
 #include <ATen/core/Tensor.h>
 
-#include "trainer/kernels/packed_rows.h"
+#include "trainer/kernels/native/matrix.h"
 
 namespace deepnet {
+
+// Holds what an implementation has made of the rows of a side for itself, with
+// DeviceSession::Upload.
+class RowIndex {
+ public:
+  virtual ~RowIndex() = default;
+};
+
+// The rows of a microbatch. A side without rows has a count of 0.
+struct MicrobatchRows {
+  PackedRows source, target;
+  int64_t step = 0;                    // DropoutSite::step of passes on these rows
+  const int32_t* labels = nullptr;     // [target.count]; -1: no loss; null: there are none
+  std::shared_ptr<const void> memory;  // keeps the arrays; null: somebody else does
+};
 
 // A pass of a microbatch through some layers. It can be run again from the same `state`.
 struct DevicePass {

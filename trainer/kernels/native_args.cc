@@ -38,12 +38,4 @@ void Convert(const PackedRows* rows, PackedRows& to) {
   to.index = nullptr;  // the host's, and another one in each microbatch: graphs compare arguments
 }
 
-native::AdamRange RangeOf(const AdamArgs& a) {
-  return {.n = a.weights.numel(),
-          .weights = Floats(a.weights),
-          .gradient = Floats(a.gradient),
-          .m = Floats(a.moment1),
-          .v = Floats(a.moment2)};
-}
-
 }  // namespace deepnet

@@ -26,8 +26,6 @@ native::Matrix Out(const at::Tensor& x, int64_t rows);
 float* Floats(const at::Tensor& x);
 uint8_t* Bytes(const at::Tensor& x);
 
-native::AdamRange RangeOf(const AdamArgs& a);
-
 // Converts to any type: stands for a field where fields are counted.
 struct AnyField {
   template <typename T>
@@ -54,6 +52,7 @@ auto FieldsOf(Struct& s) {
   }
   DEEPNET_FIELDS(2, a, b);
   DEEPNET_FIELDS(5, a, b, c, d, e);
+  DEEPNET_FIELDS(6, a, b, c, d, e, f);
   DEEPNET_FIELDS(7, a, b, c, d, e, f, g);
   DEEPNET_FIELDS(8, a, b, c, d, e, f, g, h);
   DEEPNET_FIELDS(9, a, b, c, d, e, f, g, h, i);
@@ -71,6 +70,7 @@ inline void Convert(const at::Tensor& x, const float*& to) { to = Floats(x); }
 inline void Convert(const at::Tensor& x, uint8_t*& to) { to = Bytes(x); }
 inline void Convert(const at::Tensor& x, const uint8_t*& to) { to = Bytes(x); }
 void Convert(const PackedRows* rows, PackedRows& to);
+void Convert(const Weight* weight, const native::PackedWeight*& to);  // native_ops.cc
 inline void Convert(double x, float& to) { to = static_cast<float>(x); }
 template <typename T>
 void Convert(const T& x, T& to) {

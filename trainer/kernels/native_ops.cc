@@ -43,11 +43,6 @@ struct NativeSession : public DeviceSession {
   std::atomic<int64_t> packed_bytes = 0;  // packed copies of all living weights
 };
 
-namespace kernels = native;
-using Device = native::Cpu;
-using DeviceOps = Ops;
-#include "trainer/kernels/kernel_ops.inc"
-
 class NativeWeight : public Weight {
  public:
   NativeWeight(Tensor master, native::Element element, bool backward,
@@ -67,9 +62,18 @@ class NativeWeight : public Weight {
   std::shared_ptr<NativeSession> session_;
 };
 
-const native::PackedWeight& PackedOf(const Weight& w) {
-  return static_cast<const NativeWeight&>(w).packed;
+}  // namespace
+
+void Convert(const Weight* weight, const native::PackedWeight*& to) {
+  to = &static_cast<const NativeWeight*>(weight)->packed;
 }
+
+namespace {
+
+namespace kernels = native;
+using Device = native::Cpu;
+using DeviceOps = Ops;
+#include "trainer/kernels/kernel_ops.inc"
 
 class NativeOps : public KernelOps {
  public:
@@ -93,19 +97,9 @@ class NativeOps : public KernelOps {
     w.packed.Pack(device_.pool, w.master_OI.const_data_ptr<float>());
   }
 
-  void Linear(const LinearArgs& a) override {
-    native::LinearForward(device_, {.x = In(a.x_RI, a.rows),
-                                    .weight = &PackedOf(*a.weight_OI),
-                                    .bias = Floats(a.bias_O),
-                                    .relu = a.relu,
-                                    .y = Out(a.y_RO, a.rows)});
-  }
+  void Linear(const LinearArgs& a) override { native::LinearForward(device_, ArgsOf(a)); }
   void LinearBackwardInput(const LinearInputGradArgs& a) override {
-    native::LinearBackwardInput(device_, {.dy = In(a.dy_RO, a.rows),
-                                          .weight = &PackedOf(*a.weight_OI),
-                                          .relu_output = In(a.relu_output_RI, a.rows),
-                                          .accumulate = a.accumulate,
-                                          .dx = Out(a.dx_RI, a.rows)});
+    native::LinearBackwardInput(device_, ArgsOf(a));
   }
   void LinearBackwardWeight(int64_t rows, const Tensor& dy, const Tensor& x, const Tensor& dw,
                             const Tensor& dbias) override {
@@ -115,7 +109,6 @@ class NativeOps : public KernelOps {
   void ResidualNormBackward(const ResidualNormGradArgs& a) override {
     native::ResidualNormGradArgs args = ArgsOf(a);
     args.dy_RD = In(AsFloats(a.rows, a.dy_RD), a.rows);
-    if (a.over_rows) return native::BatchNormBackward(device_, args);
     native::ResidualNormBackward(device_, args);
   }
   void AddBranchBackward(int64_t rows, const Tensor& dx, double rate, const Tensor& mask,
@@ -142,14 +135,17 @@ class NativeOps : public KernelOps {
 
   void CrossEntropy(const CrossEntropyArgs& a) override {
     LossSums sums;
-    const native::PackedWeight& weight = PackedOf(*a.weight_VD);
-    const int64_t classes = weight.out();
+    const native::PackedWeight* weight = nullptr;
+    Convert(a.weight_VD, weight);
+    const int64_t classes = weight->out();
     ReserveLogits(std::min(native::kCpuLogitRows, a.rows), classes, a.dhidden_RD.defined());
     for (int64_t begin = 0; begin < a.rows; begin += native::kCpuLogitRows) {
       const int64_t rows = std::min(native::kCpuLogitRows, a.rows - begin);
       const Tensor hidden = a.hidden_RD.narrow(0, begin, rows);
-      native::LinearForward(device_,
-                            {.x = In(hidden, rows), .weight = &weight, .y = Out(logits_, rows)});
+      native::LinearForward(device_, {.rows = rows,
+                                      .x_RI = In(hidden, rows),
+                                      .weight_OI = weight,
+                                      .y_RO = Out(logits_, rows)});
       native::CrossEntropyRows(device_, LossOf(a, begin, rows, row_nll_.data(), row_loss_.data()));
       for (int64_t r = 0; r < rows; ++r) {
         sums.nll += row_nll_[r];
@@ -157,9 +153,11 @@ class NativeOps : public KernelOps {
       }
       if (a.row_nll != nullptr) std::copy_n(row_nll_.data(), rows, a.row_nll + begin);
       if (!a.dhidden_RD.defined()) continue;
-      native::LinearBackwardInput(device_, {.dy = In(dlogits_, rows),
-                                            .weight = &weight,
-                                            .dx = Out(a.dhidden_RD.narrow(0, begin, rows), rows)});
+      const Tensor dhidden = a.dhidden_RD.narrow(0, begin, rows);
+      native::LinearBackwardInput(device_, {.rows = rows,
+                                            .dy_RO = In(dlogits_, rows),
+                                            .weight_OI = weight,
+                                            .dx_RI = Out(dhidden, rows)});
       native::LinearBackwardWeight(device_, In(dlogits_, rows), In(hidden, rows),
                                    Floats(a.dweight_VD), nullptr);
     }
@@ -184,17 +182,6 @@ class NativeOps : public KernelOps {
     for (const SquareSums& one : all) {
       native::SumSquares(device_, Floats(one.x), one.x.numel(), one.sums);
     }
-  }
-  void Scale(int64_t rows, const Tensor& x, double factor) override {
-    x.narrow(0, 0, rows).mul_(factor);
-  }
-  void AddScaled(const AddScaledArgs& a) override {
-    a.y_RD.narrow(0, 0, a.rows).add_(a.x_RD.narrow(0, 0, a.rows), a.factor_1.item());
-  }
-  void AddScaledBackward(const AddScaledGradArgs& a) override {
-    const Tensor dy = a.dy_RD.narrow(0, 0, a.rows);
-    a.dx_RD.narrow(0, 0, a.rows).add_(dy, a.factor_1.item());
-    a.dfactor_1.add_((dy * a.x_RD.narrow(0, 0, a.rows)).sum());
   }
 
  private:

@@ -38,9 +38,9 @@
 #include "trainer/kernels/native/dropout.h"
 #include "trainer/kernels/native/elementwise.h"
 #include "trainer/kernels/native/embedding.h"
+#include "trainer/kernels/native/linear.h"
 #include "trainer/kernels/native/residual_norm.h"
 #include "trainer/kernels/native/sampling.h"
-#include "trainer/kernels/packed_rows.h"
 
 namespace deepnet {
 
@@ -61,26 +61,6 @@ class Weight {
   virtual ~Weight() = default;
 };
 
-// y_RO = x_RI W^T + bias, then max(0, .) if `relu`.
-struct LinearArgs {
-  int64_t rows = 0;
-  at::Tensor x_RI;  // operand
-  const Weight* weight_OI = nullptr;
-  at::Tensor bias_O;  // residual; undefined: 0
-  bool relu = false;
-  at::Tensor y_RO;  // out, operand or residual
-};
-
-// dx_RI = dy_RO W, zeroed where the output of a ReLU is not positive.
-struct LinearInputGradArgs {
-  int64_t rows = 0;
-  at::Tensor dy_RO;  // operand
-  const Weight* weight_OI = nullptr;
-  at::Tensor relu_output_RI;  // undefined: nothing is zeroed
-  bool accumulate = false;    // add to dx, which is residual
-  at::Tensor dx_RI;           // out, operand or residual
-};
-
 // Tensors as arguments; the headers of the kernels declare the operations' own.
 struct Tensors {
   using In = at::Tensor;
@@ -90,9 +70,12 @@ struct Tensors {
   using InMask = at::Tensor;
   using Mask = at::Tensor;
   using Rows = const PackedRows*;
+  using Weight = const deepnet::Weight*;
   using Real = double;
 };
 
+using LinearArgs = native::LinearArgsOf<Tensors>;
+using LinearInputGradArgs = native::LinearInputGradArgsOf<Tensors>;
 using NormState = native::NormStateOf<Tensors>;
 using ResidualNormArgs = native::ResidualNormArgsOf<Tensors>;
 using ResidualNormGradArgs = native::ResidualNormGradArgsOf<Tensors>;
@@ -103,6 +86,7 @@ using AttentionGradArgs = native::AttentionGradArgsOf<Tensors>;
 using DecodeAttentionArgs = native::DecodeAttentionArgsOf<Tensors>;
 using EmbedArgs = native::EmbedArgsOf<Tensors>;
 using EmbedGradArgs = native::EmbedGradArgsOf<Tensors>;
+using AdamArgs = native::AdamArgsOf<Tensors>;
 
 // Sums over rows.
 struct LossSums {
@@ -149,12 +133,6 @@ struct AddScaledGradArgs {
 struct SquareSums {
   at::Tensor x;
   std::span<double> sums;
-};
-
-// One Adam update of a flat range (docs/design/optimizer.md).
-struct AdamArgs {
-  at::Tensor weights, gradient, moment1, moment2;  // residual [n]
-  native::AdamRule rule;
 };
 
 // The operations that forward and backward passes of layers consist of.
@@ -250,9 +228,17 @@ class TensorOps {
   // not. Waits as ReadBack does.
   virtual void SumSquares(std::span<const SquareSums> all) = 0;
   // x (residual or operand) *= factor.
-  virtual void Scale(int64_t rows, const at::Tensor& x_RD, double factor) = 0;
-  virtual void AddScaled(const AddScaledArgs& args) = 0;
-  virtual void AddScaledBackward(const AddScaledGradArgs& args) = 0;
+  virtual void Scale(int64_t rows, const at::Tensor& x_RD, double factor) {
+    x_RD.narrow(0, 0, rows).mul_(factor);
+  }
+  virtual void AddScaled(const AddScaledArgs& a) {
+    a.y_RD.narrow(0, 0, a.rows).add_(a.x_RD.narrow(0, 0, a.rows), a.factor_1.item());
+  }
+  virtual void AddScaledBackward(const AddScaledGradArgs& a) {
+    const at::Tensor dy = a.dy_RD.narrow(0, 0, a.rows);
+    a.dx_RD.narrow(0, 0, a.rows).add_(dy, a.factor_1.item());
+    a.dfactor_1.add_(dy.mul(a.x_RD.narrow(0, 0, a.rows)).sum());
+  }
   // y += x, residual and of equal shape.
   virtual void Add(const at::Tensor& y, const at::Tensor& x) = 0;
   // x = 0; contiguous.

@@ -1,11 +1,10 @@
-#include "trainer/kernels/cuda/adam.h"
-
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -37,13 +36,15 @@ TEST(GpuAdam, HasTheBitsOfTheCpu) {
       std::vector<float> m = RandomFloats(size, 3), v = RandomFloats(size, 4);
       for (float& x : v) x *= x;
       std::vector<float> twin = weights, twin_m = m, twin_v = v;
-      native::AdamStep(cpu, rule,
-                       {n, twin.data() + shift, gradient.data() + shift, twin_m.data() + shift,
-                        twin_v.data() + shift});
+      native::AdamStep(cpu,
+                       {twin.data() + shift, gradient.data() + shift, twin_m.data() + shift,
+                        twin_v.data() + shift, rule},
+                       n);
       ForThreadOrders([&](GpuStream& gpu) {
         const DeviceArray<float> w(weights), g(gradient), dm(m), dv(v);
-        AdamStep(gpu, rule,
-                 {n, w.data() + shift, g.data() + shift, dm.data() + shift, dv.data() + shift});
+        AdamStep(gpu,
+                 {w.data() + shift, g.data() + shift, dm.data() + shift, dv.data() + shift, rule},
+                 n);
         EXPECT_EQ(Launches(gpu), n == 0 ? 0 : 1);
         const std::vector<float> got = w.Read(gpu);
         EXPECT_TRUE(got == twin);

@@ -1,10 +1,9 @@
-#include "trainer/kernels/cuda/attention.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -363,6 +362,8 @@ TEST(GpuAttentionDeathTest, NamesWhatItCannotDo) {
   EXPECT_DEATH(DecodeAttention(gpu, args), "heads of 257 columns");
   args.values_ND.element = Element::kBfloat16;
   EXPECT_DEATH(DecodeAttention(gpu, args), "matrices of two elements");
+  args.heads = 0;
+  EXPECT_DEATH(DecodeAttention(gpu, args), "0 heads");
 }
 
 struct DecodeCase {
@@ -423,7 +424,7 @@ TEST_P(GpuDecodeAttention, IsThatOfTheCpuAndEachRowStandsAlone) {
     const std::vector<float> got = together.Read(gpu);
     ExpectClose(got, twin, {HalfUnit(element), 2e-6}, "context");
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t bytes = testing::BytesOf(element);
+      const int64_t bytes = native::BytesOf(element);
       args.rows = 1;
       args.q_RD = device_q.view();
       args.q_RD.data = static_cast<const char*>(args.q_RD.data) + r * args.q_RD.stride * bytes;

@@ -1,5 +1,3 @@
-#include "trainer/kernels/cuda/cross_entropy.h"
-
 #include <limits>
 #include <numeric>
 
@@ -8,6 +6,7 @@
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -162,7 +161,7 @@ TEST(GpuCrossEntropyRows, GradientMayReplaceTheLogitsInEveryElement) {
         args.d_logits = separate.view();
         CrossEntropyRows(gpu, args);
         const std::vector<float> expected = separate.Read(gpu);
-        const int64_t per_float = 4 / testing::BytesOf(element);
+        const int64_t per_float = 4 / native::BytesOf(element);
         args.d_logits = device_logits.view();
         args.d_logits.element = element;
         args.d_logits.stride *= per_float;

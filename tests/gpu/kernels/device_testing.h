@@ -66,8 +66,6 @@ class DeviceArray {
   size_t size_;
 };
 
-inline int64_t BytesOf(Element element) { return element == Element::kFloat32 ? 4 : 2; }
-
 inline uint32_t BitsOf(Element element, float x) {
   uint32_t bits = 0;
   if (element == Element::kFloat32) std::memcpy(&bits, &x, 4);

@@ -1,11 +1,10 @@
 // Dropout on a GPU: the CPU's bits, everywhere.
-#include "trainer/kernels/cuda/dropout.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/twin.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda::testing {
 namespace {

@@ -1,6 +1,4 @@
 // Pointwise kernels for GPUs against those for CPUs.
-#include "trainer/kernels/cuda/elementwise.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
@@ -11,6 +9,7 @@
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/twin.h"
 #include "tests/trainer/kernels/native/dropout_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/native/residual_norm.h"
 
 namespace deepnet::cuda::testing {

@@ -1,10 +1,9 @@
-#include "trainer/kernels/cuda/embedding.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/dropout_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::cuda {

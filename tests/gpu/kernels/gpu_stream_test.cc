@@ -8,14 +8,7 @@
 #include "tests/gpu/emulated/cuda_on_host.h"
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/kernels/device_testing.h"
-#include "trainer/kernels/cuda/adam.h"
-#include "trainer/kernels/cuda/attention.h"
-#include "trainer/kernels/cuda/cross_entropy.h"
-#include "trainer/kernels/cuda/dropout.h"
-#include "trainer/kernels/cuda/elementwise.h"
-#include "trainer/kernels/cuda/embedding.h"
-#include "trainer/kernels/cuda/residual_norm.h"
-#include "trainer/kernels/cuda/scaled_sums.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -150,7 +143,7 @@ class LaunchShapes : public ::testing::Test {
 TEST_F(LaunchShapes, OfFlatRangesAreOnesThatCudaTakes) {
   auto* const x = Memory<float>();
   Cast(gpu_, MatrixOf(1, kWeights, native::Element::kFloat32), MatrixOf(1, kWeights));
-  AdamStep(gpu_, {}, {kWeights, x, x, x, x});
+  AdamStep(gpu_, {x, x, x, x}, kWeights);
   const FloatRange range = {x, kWeights};
   SumSquares(gpu_, std::span(&range, 1), Memory<double>());
   Add(gpu_, x, x, kWeights);
@@ -170,15 +163,16 @@ TEST_F(LaunchShapes, OfRowsAreOnesThatCudaTakes) {
                              .y_RD = x,
                              .state = {x, x},
                              .mask = mask});
-  const native::ResidualNormGradArgs backward = {.rows = kRows,
-                                                 .dy_RD = numbers,
-                                                 .state = {x, x},
-                                                 .gain_D = x,
-                                                 .dx_RD = x,
-                                                 .dgain_D = x,
-                                                 .dbias_D = x};
+  native::ResidualNormGradArgs backward = {.rows = kRows,
+                                           .dy_RD = numbers,
+                                           .state = {x, x},
+                                           .gain_D = x,
+                                           .dx_RD = x,
+                                           .dgain_D = x,
+                                           .dbias_D = x};
   ResidualNormBackward(gpu_, backward);
-  BatchNormBackward(gpu_, backward);
+  backward.over_rows = true;
+  ResidualNormBackward(gpu_, backward);
   NormOutput(gpu_, numbers, x, x, Rows(kWidth));
   GeluForward(gpu_, Rows(kInner), Rows(kInner));
   DropoutForward(gpu_, dropout_, rows_, Rows(kInner), mask);

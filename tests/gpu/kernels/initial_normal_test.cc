@@ -1,7 +1,5 @@
 // Initial weights drawn on a GPU: the CPU's bits. tests/trainer/model/init_test.cc draws whole
 // models.
-#include "trainer/kernels/cuda/initial_normal.h"
-
 #include <bit>
 #include <cmath>
 #include <string>
@@ -10,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/device_testing.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {

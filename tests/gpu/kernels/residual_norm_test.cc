@@ -1,6 +1,4 @@
 // The residual step with its norm for GPUs against that for CPUs.
-#include "trainer/kernels/cuda/residual_norm.h"
-
 #include <cmath>
 #include <string>
 #include <vector>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/gpu/kernels/twin.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda::testing {
 namespace {
@@ -49,14 +48,14 @@ class NormTwin {
     TwinArray<float>& xhat = twin_.NewFloats(n_);
     TwinArray<float>& rstd = twin_.NewFloats(over_rows ? p_.width : p_.rows);
     const auto args = [&](Side side) {
-      ResidualNormArgs a = ArgsOf(side);
+      ResidualNormArgs a = ArgsOf(side, over_rows);
       if (!over_rows) a.sum_RD = sum.at(side);
       a.y_RD = y.at(side);
       a.y_operand_RD = y_operand.at(side);
       a.state = {xhat.at(side), rstd.at(side)};
       return a;
     };
-    RunForward(over_rows, args);
+    RunForward(args);
     EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 4 : 1);
     if (p_.rows == 0) return;
     if (!over_rows) ExpectSame(sum);
@@ -69,8 +68,8 @@ class NormTwin {
 
   // y alone, over x.
   void ExpectForwardInPlaceIsTheCpus(bool over_rows) {
-    RunForward(over_rows, [&](Side side) {
-      ResidualNormArgs a = ArgsOf(side);
+    RunForward([&](Side side) {
+      ResidualNormArgs a = ArgsOf(side, over_rows);
       a.y_RD = x_.at(side);
       return a;
     });
@@ -104,6 +103,7 @@ class NormTwin {
           .dropout_rate = p_.rate,
           .mask = mask_.at(side),
           .centred = p_.centred,
+          .over_rows = over_rows,
           .gain_D = gain_.at(side),
           .dpast_RD = in_place ? nullptr : dpast.at(side),
           .dx_RD = residual_in_place ? dy.at(side) : dx.at(side),
@@ -112,21 +112,8 @@ class NormTwin {
           .dgain_D = d_gain.at(side),
           .dbias_D = p_.has_bias ? d_bias.at(side) : nullptr};
     };
-    twin_.Run(
-        [&] {
-          if (over_rows) {
-            native::BatchNormBackward(TheCpu(), args(kCpu));
-          } else {
-            native::ResidualNormBackward(TheCpu(), args(kCpu));
-          }
-        },
-        [&](GpuStream& gpu) {
-          if (over_rows) {
-            BatchNormBackward(gpu, args(kGpu));
-          } else {
-            ResidualNormBackward(gpu, args(kGpu));
-          }
-        });
+    twin_.Run([&] { native::ResidualNormBackward(TheCpu(), args(kCpu)); },
+              [&](GpuStream& gpu) { ResidualNormBackward(gpu, args(kGpu)); });
     EXPECT_EQ(twin_.launches(), p_.rows == 0 ? 0 : over_rows ? 1 : 2);
     if (p_.rows == 0) return;
     ExpectClose(residual_in_place ? dy : dx, kRowUlps);
@@ -141,12 +128,13 @@ class NormTwin {
   }
 
  private:
-  ResidualNormArgs ArgsOf(Side side) {
+  ResidualNormArgs ArgsOf(Side side, bool over_rows) {
     ResidualNormArgs a = {.rows = p_.rows,
                           .alpha = 3.4157f,
                           .dropout = key_,
                           .ids = ids_.at(side),
                           .centred = p_.centred,
+                          .over_rows = over_rows,
                           .gain_D = gain_.at(side),
                           .bias_D = p_.has_bias ? bias_.at(side) : nullptr,
                           .mask = mask_.at(side)};
@@ -156,22 +144,9 @@ class NormTwin {
   }
 
   template <typename Args>
-  void RunForward(bool over_rows, const Args& args) {
-    twin_.Run(
-        [&] {
-          if (over_rows) {
-            native::BatchNormForward(TheCpu(), args(kCpu));
-          } else {
-            native::ResidualNormForward(TheCpu(), args(kCpu));
-          }
-        },
-        [&](GpuStream& gpu) {
-          if (over_rows) {
-            BatchNormForward(gpu, args(kGpu));
-          } else {
-            ResidualNormForward(gpu, args(kGpu));
-          }
-        });
+  void RunForward(const Args& args) {
+    twin_.Run([&] { native::ResidualNormForward(TheCpu(), args(kCpu)); },
+              [&](GpuStream& gpu) { ResidualNormForward(gpu, args(kGpu)); });
   }
 
   TwinArray<float>& FloatsOf(TwinMatrix& matrix) {

@@ -1,4 +1,4 @@
-#include "trainer/kernels/cuda/sampling.h"
+#include "trainer/kernels/native/sampling.h"
 
 #include <cmath>
 #include <limits>
@@ -7,7 +7,7 @@
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/trainer/kernels/native/kernel_testing.h"
-#include "trainer/kernels/native/sampling.h"
+#include "trainer/kernels/cuda/kernels.h"
 
 namespace deepnet::cuda {
 namespace {

@@ -1,7 +1,5 @@
 // Bias gradients and scaled streams, for which no kernel for CPUs stands: against the same
 // operations one by one, sums in double precision.
-#include "trainer/kernels/cuda/scaled_sums.h"
-
 #include <cmath>
 #include <string>
 #include <vector>
@@ -10,7 +8,7 @@
 
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/twin.h"
-#include "trainer/kernels/cuda/elementwise.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet::cuda::testing {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "trainer/kernels/cuda/adam.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {
@@ -29,14 +29,14 @@ __device__ __forceinline__ void UpdateElement(const AdamConstants& k, float grad
 
 // Four elements a thread.
 __global__ void __launch_bounds__(kThreads)
-    AdamKernel(const AdamConstants constants, const native::AdamRange p, bool aligned) {
+    AdamKernel(const AdamConstants constants, const native::AdamArgs p, int64_t n, bool aligned) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
-  if (i >= p.n) return;
-  const int left = static_cast<int>(min(p.n - i, int64_t{4}));
+  if (i >= n) return;
+  const int left = static_cast<int>(min(n - i, int64_t{4}));
   const bool whole = aligned && left == 4;
   const float4 g = LoadFour(p.gradient + i, left, whole);
   const float4 w = LoadFour(p.weights + i, left, whole);
-  const float4 m = LoadFour(p.m + i, left, whole), v = LoadFour(p.v + i, left, whole);
+  const float4 m = LoadFour(p.moment1 + i, left, whole), v = LoadFour(p.moment2 + i, left, whole);
   AdamElement a = {w.x, m.x, v.x}, b = {w.y, m.y, v.y};
   AdamElement c = {w.z, m.z, v.z}, d = {w.w, m.w, v.w};
   UpdateElement(constants, g.x, a);
@@ -44,12 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   UpdateElement(constants, g.z, c);
   UpdateElement(constants, g.w, d);
   StoreFour(p.weights + i, make_float4(a.weight, b.weight, c.weight, d.weight), left, whole);
-  StoreFour(p.m + i, make_float4(a.m, b.m, c.m, d.m), left, whole);
-  StoreFour(p.v + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
-}
-
-int64_t NumBlocks(int64_t n) {
-  return (n + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock;
+  StoreFour(p.moment1 + i, make_float4(a.m, b.m, c.m, d.m), left, whole);
+  StoreFour(p.moment2 + i, make_float4(a.v, b.v, c.v, d.v), left, whole);
 }
 
 // The ranges of a launch lie in its arguments, so that nothing is copied to the device for them.
@@ -86,11 +82,11 @@ __global__ void __launch_bounds__(kThreads) SumSquaresKernel(const RangesOfLaunc
 
 }  // namespace
 
-void AdamStep(GpuStream& gpu, const native::AdamRule& rule, const native::AdamRange& range) {
-  const AdamConstants constants = native::MakeAdamConstants(rule);
-  if (range.n == 0) return;
-  Launch(gpu, "Adam", AdamKernel, BlocksOf(range.n, 4 * kThreads), kThreads, 0, constants, range,
-         AllWide(4, range.weights, range.gradient, range.m, range.v));
+void AdamStep(GpuStream& gpu, const native::AdamArgs& args, int64_t n) {
+  const AdamConstants constants = native::MakeAdamConstants(args.rule);
+  if (n == 0) return;
+  Launch(gpu, "Adam", AdamKernel, BlocksOf(n, 4 * kThreads), kThreads, 0, constants, args, n,
+         AllWide(4, args.weights, args.gradient, args.moment1, args.moment2));
 }
 
 void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums) {
@@ -101,7 +97,7 @@ void SumSquares(GpuStream& gpu, std::span<const FloatRange> ranges, double* sums
          ranges.subspan(begin, std::min<size_t>(kMaxRanges, ranges.size() - begin))) {
       p.first_block[p.count] = num_blocks;
       p.ranges[p.count++] = range;
-      num_blocks += NumBlocks(range.n);
+      num_blocks += BlocksOf(range.n, native::kSumSquaresBlock);
     }
     p.first_block[p.count] = num_blocks;
     if (num_blocks == 0) continue;

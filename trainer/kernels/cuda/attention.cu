@@ -19,10 +19,10 @@
 #include <initializer_list>
 
 #include "parallel/base/check.h"
-#include "trainer/kernels/cuda/attention.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {
@@ -840,17 +840,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- host ---
 
-void CheckHeads(int heads, int head_dim, const DropoutStream& stream) {
-  DEEPNET_CHECK(heads >= 1 && heads < 65536) << heads << " heads";
-  DEEPNET_CHECK(head_dim >= 1 && head_dim <= native::kMaxGpuHeadDim)
-      << "heads of " << head_dim << " columns";
-  DEEPNET_CHECK(!stream.active() ||
-                heads * native::kMaxAttentionKeys <= native::kMaxDropoutFeatures)
-      << heads << " heads with dropout";
-}
-
 // All matrices hold the same element; returns how they may be read.
 Layout MakeLayout(int heads, std::initializer_list<ConstMatrix> matrices) {
+  DEEPNET_CHECK(heads >= 1 && heads < 65536) << heads << " heads";
   const int head_dim = static_cast<int>(matrices.begin()->cols / heads);
   Layout layout = {.head_dim = head_dim,
                    .aligned = head_dim % 4 == 0,
@@ -861,6 +853,8 @@ Layout MakeLayout(int heads, std::initializer_list<ConstMatrix> matrices) {
     DEEPNET_CHECK(m.stride >= m.cols) << "rows of " << m.cols << " every " << m.stride;
     layout.aligned = layout.aligned && HasAlignedFours(m);
   }
+  DEEPNET_CHECK(head_dim >= 1 && head_dim <= native::kMaxGpuHeadDim)
+      << "heads of " << head_dim << " columns";
   return layout;
 }
 
@@ -894,7 +888,9 @@ Parameters<Args> MakeParameters(const GpuStream& gpu, const Args& args,
   AttentionArgs& a = ForwardOf(p.args);
   p.layout = MakeLayout(a.heads, matrices);
   p.stream = DropoutStreamOf(gpu, a.dropout);
-  CheckHeads(a.heads, p.layout.head_dim, p.stream);
+  DEEPNET_CHECK(!p.stream.active() ||
+                a.heads * native::kMaxAttentionKeys <= native::kMaxDropoutFeatures)
+      << a.heads << " heads with dropout";
   for (const PackedRows& side : {a.queries, a.keys}) {
     DEEPNET_CHECK(side.count < (int64_t{1} << 31) - kStreamedRows) << side.count << " rows";
   }
@@ -923,7 +919,7 @@ void AttentionBackward(GpuStream& gpu, const AttentionGradArgs& args) {
   const int64_t q_rows = a.queries.count;
   DEEPNET_CHECK(q_rows == 0 || a.context_RD.data != nullptr)
       << "the backward pass needs the context";
-  p.delta = static_cast<float*>(gpu.Scratch(q_rows * a.heads * sizeof(float)));
+  p.delta = gpu.ScratchFloats(q_rows * a.heads);
   ForElement(a.q_RD.element, [&]<typename T>() {
     WithChunks(p.layout.head_dim, [&]<int kChunks>() {
       using Shape = Block<kChunks, kBackwardRows<kChunks>, 2>;
@@ -942,7 +938,6 @@ void AttentionBackward(GpuStream& gpu, const AttentionGradArgs& args) {
 void DecodeAttention(GpuStream& gpu, const DecodeAttentionArgs& args) {
   const Layout layout =
       MakeLayout(args.heads, {args.q_RD, args.keys_ND, args.values_ND, args.context_RD});
-  CheckHeads(args.heads, layout.head_dim, {});
   if (args.rows == 0) return;
   const dim3 grid(static_cast<unsigned>(args.rows), static_cast<unsigned>(args.heads));
   ForElement(args.q_RD.element, [&]<typename T>() {

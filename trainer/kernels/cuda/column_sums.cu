@@ -1,7 +1,7 @@
 // A block sums 32 neighbouring columns. 32 groups of threads take every 32nd row each; then their
 // sums are added in order. So rows of zeros behind the others change nothing.
-#include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_code.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {
@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(kColumns* kGroups) ColumnSumsKernel(const Colu
 
 void AddColumnSums(GpuStream& gpu, const char* name, const ColumnSumsArgs& args) {
   if (args.rows == 0 || args.cols == 0) return;
-  const dim3 grid(static_cast<unsigned>((args.cols + kColumns - 1) / kColumns),
-                  args.second != nullptr ? 2 : 1);
+  const dim3 grid(BlocksOf(args.cols, kColumns), args.second != nullptr ? 2 : 1);
   Launch(gpu, name, ColumnSumsKernel, grid, dim3(kColumns, kGroups), /*shared_bytes=*/0, args);
 }
 

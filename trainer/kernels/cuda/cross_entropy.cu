@@ -5,10 +5,11 @@
 #include <cmath>
 
 #include "parallel/base/check.h"
-#include "trainer/kernels/cuda/cross_entropy.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
+#include "trainer/kernels/native/check_elements.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -273,8 +274,7 @@ void CrossEntropyRows(GpuStream& gpu, const CrossEntropyArgs& args) {
 }
 
 void LogSoftmaxRows(GpuStream& gpu, native::ConstMatrix logits, native::Matrix y) {
-  DEEPNET_CHECK(logits.element == native::Element::kFloat32 &&
-                y.element == native::Element::kFloat32);
+  native::CheckFloats(logits, y);
   DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
   CheckRows(logits.rows, logits.cols, std::min(logits.stride, y.stride));
   if (logits.rows == 0) return;
@@ -287,11 +287,9 @@ void LogSoftmaxRows(GpuStream& gpu, native::ConstMatrix logits, native::Matrix y
 
 void AverageLogProbs(GpuStream& gpu, int64_t num_elements, int n, const float* x, float* y) {
   DEEPNET_CHECK(n >= 2) << "n = " << n;
-  const int64_t blocks = (num_elements + kSumThreads - 1) / kSumThreads;
-  DEEPNET_CHECK_LT(blocks, int64_t{1} << 31);
-  if (blocks == 0) return;
-  Launch(gpu, "AverageLogProbs", AverageLogProbsKernel, static_cast<unsigned>(blocks), kSumThreads,
-         0, num_elements, static_cast<float>(n), x, y);
+  if (num_elements == 0) return;
+  Launch(gpu, "AverageLogProbs", AverageLogProbsKernel, BlocksOf(num_elements, kSumThreads),
+         kSumThreads, 0, num_elements, static_cast<float>(n), x, y);
 }
 
 void SumLosses(GpuStream& gpu, int64_t rows, const float* loss, const float* nll, double* sums) {

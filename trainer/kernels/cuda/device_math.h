@@ -68,6 +68,10 @@ __device__ inline T SumInWarp(T v, int lanes = 32) {
   return v;
 }
 
+__device__ inline float2 SumInWarp(float2 v, int lanes = 32) {
+  return make_float2(SumInWarp(v.x, lanes), SumInWarp(v.y, lanes));
+}
+
 __device__ inline float MaxInWarp(float v, int lanes = 32) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, offset));
@@ -75,36 +79,24 @@ __device__ inline float MaxInWarp(float v, int lanes = 32) {
   return v;
 }
 
-// Both sums over the threads of a block that have one threadIdx.y; blockDim.x is a power of two.
-// All threads of the block call it, the same number of times. `buffer` is shared memory and holds a
-// pair for each warp; the next call needs another one, the call after that may have it again.
-__device__ inline float2 SumInRow(float2 v, float2* buffer) {
-  const int threads = static_cast<int>(blockDim.x), lanes = threads < 32 ? threads : 32;
-  v = make_float2(SumInWarp(v.x, lanes), SumInWarp(v.y, lanes));
-  if (threads <= 32) return v;
-  const int warps = threads / 32;
-  float2* const mine = buffer + threadIdx.y * warps;
-  if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;
-  __syncthreads();
-  v = mine[0];
-  for (int w = 1; w < warps; ++w) {
-    v.x += mine[w].x;
-    v.y += mine[w].y;
-  }
-  return v;
-}
+__device__ inline void AddTo(float& sum, float v) { sum += v; }
+__device__ inline void AddTo(float2& sum, float2 v) { sum = make_float2(sum.x + v.x, sum.y + v.y); }
 
-// The same for one number.
-__device__ inline float SumInRow(float v, float* buffer) {
+// Sum, or both sums of pairs, over the threads of a block that have one threadIdx.y; blockDim.x is
+// a power of two. All threads of the block call it, the same number of times. `buffer` is shared
+// memory and holds a T for each warp; the next call needs another one, the call after that may have
+// it again.
+template <typename T>
+__device__ inline T SumInRow(T v, T* buffer) {
   const int threads = static_cast<int>(blockDim.x);
   v = SumInWarp(v, threads < 32 ? threads : 32);
   if (threads <= 32) return v;
   const int warps = threads / 32;
-  float* const mine = buffer + threadIdx.y * warps;
+  T* const mine = buffer + threadIdx.y * warps;
   if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = v;
   __syncthreads();
   v = mine[0];
-  for (int w = 1; w < warps; ++w) v += mine[w];
+  for (int w = 1; w < warps; ++w) AddTo(v, mine[w]);
   return v;
 }
 

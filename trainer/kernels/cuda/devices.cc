@@ -10,16 +10,17 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
-namespace deepnet::cuda {
+namespace deepnet {
 namespace {
 
 constexpr char kArchitectures[] = DEEPNET_CUDA_ARCHITECTURES;
 
 absl::Status StatusOf(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return absl::FailedPreconditionError(
+  return PreflightError(
       absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 
@@ -42,16 +43,15 @@ std::string DriverText() {
 absl::StatusOr<int> CountGpus() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorInsufficientDriver) return absl::FailedPreconditionError(DriverText());
+  if (error == cudaErrorInsufficientDriver) return PreflightError(DriverText());
   if (error != cudaSuccess && error != cudaErrorNoDevice) {
     return StatusOf("cudaGetDeviceCount", error);
   }
   if (error == cudaSuccess && count > 0) return count;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return absl::FailedPreconditionError(
-      visible == nullptr
-          ? "this host has no CUDA device"
-          : absl::StrCat("CUDA_VISIBLE_DEVICES is \"", visible, "\": no CUDA device is visible"));
+  return PreflightError(visible == nullptr ? "this host has no CUDA device"
+                                           : absl::StrCat("CUDA_VISIBLE_DEVICES is \"", visible,
+                                                          "\": no CUDA device is visible"));
 }
 
 absl::StatusOr<std::string> CheckGpu(int index) {
@@ -62,13 +62,13 @@ absl::StatusOr<std::string> CheckGpu(int index) {
       StatusOf("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(bus.data(), bus.size(), index)));
   const std::string name = absl::StrCat(bus.data(), " (", properties.name, ")");
   if (HasKernelsFor(10 * properties.major + properties.minor, kArchitectures)) return name;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "GPU ", name, " has compute capability ", properties.major, ".", properties.minor,
-      ", this build has kernels for ", absl::StrReplaceAll(kArchitectures, {{",", ", "}}),
-      " (CMAKE_CUDA_ARCHITECTURES)"));
+  return PreflightError(absl::StrCat("GPU ", name, " has compute capability ", properties.major,
+                                     ".", properties.minor, ", this build has kernels for ",
+                                     absl::StrReplaceAll(kArchitectures, {{",", ", "}}),
+                                     " (CMAKE_CUDA_ARCHITECTURES)"));
 }
 
-std::string Versions() {
+std::string CudaVersions() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
@@ -88,4 +88,4 @@ bool HasKernelsFor(int capability, const std::string& architectures) {
   return false;
 }
 
-}  // namespace deepnet::cuda
+}  // namespace deepnet

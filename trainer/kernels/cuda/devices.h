@@ -1,4 +1,5 @@
-// The GPUs that this process sees, and whether this build can use them.
+// The GPUs that this process sees, and whether this build can use them. Errors are
+// FailedPrecondition (ExitCode::kPreflight).
 #pragma once
 
 #include <string>
@@ -6,25 +7,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace deepnet::cuda {
+namespace deepnet {
 
-// Returns how many there are, at least one. FailedPrecondition says why there is none: the driver
-// is older than this build's runtime (both versions), a list that hides all
+// Returns how many there are, at least one. An error says why there is none: the build has nothing
+// for GPUs, the driver is older than its runtime (both versions), a list that hides all
 // (CUDA_VISIBLE_DEVICES), or none in this host.
 absl::StatusOr<int> CountGpus();
 
 // Returns what names GPU `index` in this host, whatever other processes call it:
-// "0000:3B:00.0 (NVIDIA H100)". FailedPrecondition where this build has no kernels for its
-// architecture.
+// "0000:3B:00.0 (NVIDIA H100)". Fails where this build has no kernels for its architecture.
 absl::StatusOr<std::string> CheckGpu(int index);
 
 // Returns the versions that the driver is for and that the runtime has: "driver 13.0, runtime
-// 13.0".
-std::string Versions();
+// 13.0"; empty: a build that has nothing for GPUs.
+std::string CudaVersions();
 
 // Returns whether a build for `architectures`, those of CMAKE_CUDA_ARCHITECTURES with commas
 // ("80-real,90-real,100-virtual"), has kernels for compute capability `capability` (86 is 8.6):
 // machine code runs on later GPUs of its generation, virtual code on all later ones.
 bool HasKernelsFor(int capability, const std::string& architectures);
 
-}  // namespace deepnet::cuda
+}  // namespace deepnet

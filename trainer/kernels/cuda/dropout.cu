@@ -1,8 +1,8 @@
 // A thread draws the eight decisions of one block of random bits, stores their byte and applies it
 // to its eight columns.
 #include "parallel/base/check.h"
-#include "trainer/kernels/cuda/dropout.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
 
 namespace deepnet::cuda {

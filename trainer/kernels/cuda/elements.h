@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "trainer/kernels/cuda/device_code.h"
 #include "trainer/kernels/native/matrix.h"
@@ -23,18 +24,14 @@ __device__ inline float ToFloat(__half x) { return __half2float(x); }
 
 // x rounded to the nearest T, ties to even. float16 has no number above 65504: infinity.
 template <typename T>
-__device__ inline T FromFloat(float x);
-template <>
-__device__ inline float FromFloat<float>(float x) {
-  return x;
-}
-template <>
-__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-template <>
-__device__ inline __half FromFloat<__half>(float x) {
-  return __float2half_rn(x);
+__device__ inline T FromFloat(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(x);
+  } else {
+    return __float2bfloat16_rn(x);
+  }
 }
 
 // Two neighbours of a two-byte element in one register.
@@ -114,9 +111,8 @@ struct MatrixView {
 inline bool IsAligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 inline MatrixView ViewOf(const native::ConstMatrix& m) {
-  const int64_t bytes = m.element == native::Element::kFloat32 ? 4 : 2;
   return {const_cast<void*>(m.data), m.stride, m.element,
-          IsAligned(m.data) && m.stride * bytes % 16 == 0};
+          IsAligned(m.data) && m.stride * native::BytesOf(m.element) % 16 == 0};
 }
 
 // Returns whether rows of `width` floats that begin at each of `first` are aligned; null counts as
@@ -188,8 +184,8 @@ __device__ __forceinline__ void StoreFour(T* p, float4 v, int n, bool aligned) {
 
 // True if each fourth column of every row is aligned to four numbers.
 inline bool HasAlignedFours(const native::ConstMatrix& m) {
-  const uintptr_t bytes = m.element == native::Element::kFloat32 ? 16 : 8;
-  return m.stride % 4 == 0 && reinterpret_cast<uintptr_t>(m.data) % bytes == 0;
+  const auto address = reinterpret_cast<uintptr_t>(m.data);
+  return m.stride % 4 == 0 && address % (4 * native::BytesOf(m.element)) == 0;
 }
 
 // On the host: calls f.template operator()<T>() with the type of the element.

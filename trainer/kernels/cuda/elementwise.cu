@@ -4,8 +4,9 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
-#include "trainer/kernels/cuda/elementwise.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
+#include "trainer/kernels/native/check_elements.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(kSumThreads* kSumRows)
 // Returns how many columns share a factor.
 int64_t GroupColumns(const ConstMatrix& scale_G, int64_t cols) {
   if (scale_G.data == nullptr) return cols;
+  native::CheckFloats(scale_G);
   DEEPNET_CHECK(scale_G.cols >= 1 && cols % scale_G.cols == 0)
       << cols << " columns, " << scale_G.cols << " groups";
   return cols / scale_G.cols;
@@ -288,10 +290,9 @@ void ScaleShiftBackward(GpuStream& gpu, const native::ScaleShiftGradArgs& args) 
   const int64_t runs = (rows + kRunRows - 1) / kRunRows;
   const bool sums_wanted = args.dscale_G != nullptr || args.dshift_1 != nullptr;
   if (sums_wanted) {
-    k.partials = static_cast<float*>(gpu.Scratch(2 * runs * cols * int64_t{sizeof(float)}));
+    k.partials = gpu.ScratchFloats(2 * runs * cols);
   }
-  const dim3 grid(static_cast<unsigned>(runs),
-                  static_cast<unsigned>((cols + kSumColumns - 1) / kSumColumns));
+  const dim3 grid(static_cast<unsigned>(runs), BlocksOf(cols, kSumColumns));
   Launch(gpu, "ScaleShiftBackward", ScaleShiftBackwardKernel, grid, dim3(kSumThreads, kSumRows),
          /*shared_bytes=*/0, k);
   if (!sums_wanted) return;

@@ -5,8 +5,9 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/elements.h"
-#include "trainer/kernels/cuda/embedding.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
+#include "trainer/kernels/native/check_elements.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -155,6 +156,7 @@ void EmbedBackward(GpuStream& gpu, const EmbedGradArgs& args, const SortedRows& 
   const int64_t width = args.dx_RD.cols;
   DEEPNET_CHECK(width >= 1 && width <= native::kMaxDropoutFeatures) << "width " << width;
   DEEPNET_CHECK_LE(sorted.num_unique, args.rows.count);
+  native::CheckFloats(args.dx_RD, args.dtable_VD);
   if (sorted.num_unique == 0) return;
   const double rate = args.dropout_rate;
   GradientParameters p = {
@@ -168,7 +170,7 @@ void EmbedBackward(GpuStream& gpu, const EmbedGradArgs& args, const SortedRows& 
   const unsigned pieces = BlocksOf(sorted.longest, kEmbedPieceRows);
   if (pieces > 1) {
     const int64_t slots = 2 * int64_t{BlocksOf(args.rows.count, kEmbedPieceRows)};
-    p.pieces = static_cast<float*>(gpu.Scratch(slots * width * int64_t{sizeof(float)}));
+    p.pieces = gpu.ScratchFloats(slots * width);
   }
   const dim3 grid(BlocksOf(sorted.num_unique, 1), BlocksOf(width, 4 * kThreads));
   Launch(gpu, "EmbedBackward", EmbedBackwardKernel, dim3(grid.x, grid.y, pieces), kThreads, 0, p);

@@ -80,12 +80,6 @@ void GpuStream::BeginTime() {
   timed_.push_back({.launch = {.name = last_, .asked = SecondsNow()}, .begin = RecordEvent()});
 }
 
-void GpuStream::EndTime(const char* name, const ProductShape& product) {
-  timed_.back().launch.name = name;
-  timed_.back().launch.product = product;
-  timed_.back().end = RecordEvent();
-}
-
 std::vector<GpuStream::Timed> GpuStream::StopTiming() {
   timing_ = false;
   Wait();
@@ -142,7 +136,11 @@ void GpuStream::Launched(const char* what, cudaError_t error, const ProductShape
   Check(what, error);
   if (capturing_) return;
   last_ = what;
-  if (timing_) EndTime(what, product);
+  if (timing_) {
+    timed_.back().launch.name = what;
+    timed_.back().launch.product = product;
+    timed_.back().end = RecordEvent();
+  }
   if (!check_launches_) return;
   Check(what, cudaStreamSynchronize(stream_));
 }

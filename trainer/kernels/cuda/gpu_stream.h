@@ -81,6 +81,9 @@ class GpuStream {
   // The same, but it belongs to the kernels of one operation: the next call returns the same
   // memory. Allocates only where an operation needs more than any before it.
   void* Scratch(int64_t bytes);
+  float* ScratchFloats(int64_t count) {
+    return static_cast<float*>(Scratch(count * int64_t{sizeof(float)}));
+  }
 
   // Waits for everything on the stream.
   void Wait();
@@ -137,7 +140,6 @@ class GpuStream {
   Event MakeEvent() const;
   Event RecordEvent() const;
   void BeginTime();
-  void EndTime(const char* name, const ProductShape& product);
 
   const bool check_launches_;
   cudaStream_t stream_ = nullptr;

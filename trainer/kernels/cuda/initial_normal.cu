@@ -3,7 +3,7 @@
 #include "parallel/base/normal_quantile.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/elements.h"
-#include "trainer/kernels/cuda/initial_normal.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
 
 namespace deepnet::cuda {

@@ -44,19 +44,15 @@ void LaunchGraphs::Flush() {
   } else {
     for (const std::function<void()>& launch : waiting_) launch();
     missed_ = missed_ || is_new;
-    const bool records = use_ == Use::kRecord && found == graphs_.end();
-    if (records) graphs_.emplace(key_, Graph{.recorded = Record()});
+    if (use_ == Use::kRecord && found == graphs_.end()) {
+      gpu_.BeginCapture();  // of what was just launched: kernels are loaded, algorithms chosen
+      for (const std::function<void()>& launch : waiting_) launch();
+      graphs_.emplace(key_, Graph{.recorded = gpu_.EndCapture()});
+    }
   }
   waiting_.clear();
   key_.clear();
   gpu_.Gather(this);
-}
-
-// What waits has been launched before: kernels are loaded, algorithms chosen.
-cudaGraph_t LaunchGraphs::Record() const {
-  gpu_.BeginCapture();
-  for (const std::function<void()>& launch : waiting_) launch();
-  return gpu_.EndCapture();
 }
 
 void LaunchGraphs::Prepare() {

@@ -59,8 +59,6 @@ class LaunchGraphs : public LaunchGatherer {
     State state = State::kNew;
   };
 
-  cudaGraph_t Record() const;
-
   GpuStream& gpu_;
   Use use_ = Use::kNone;
   bool missed_ = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
 
 #include "trainer/kernels/cuda/gpu_stream.h"
 
@@ -25,85 +26,65 @@ cudaDataType_t TypeOf(native::Element element) {
   return CUDA_R_32F;
 }
 
-// Layout of a row-major matrix in cuBLASLt's terms: rows and columns change places.
-class Layout {
- public:
-  Layout(const native::ConstMatrix& m, int64_t rows) {
-    CheckCublas(
-        "cublasLtMatrixLayoutCreate",
-        cublasLtMatrixLayoutCreate(&layout_, TypeOf(m.element), static_cast<uint64_t>(m.cols),
-                                   static_cast<uint64_t>(rows), m.stride));
-  }
-  ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
-  Layout(const Layout&) = delete;
-  Layout& operator=(const Layout&) = delete;
-
-  cublasLtMatrixLayout_t get() const { return layout_; }
-
- private:
-  cublasLtMatrixLayout_t layout_ = nullptr;
+// A descriptor of cuBLASLt.
+template <typename T, auto kDestroy>
+struct Destroy {
+  void operator()(T* descriptor) const { kDestroy(descriptor); }
 };
+template <typename T, auto kDestroy>
+using Held = std::unique_ptr<T, Destroy<T, kDestroy>>;
+using Layout = Held<cublasLtMatrixLayoutOpaque_t, cublasLtMatrixLayoutDestroy>;
+using Description = Held<cublasLtMatmulDescOpaque_t, cublasLtMatmulDescDestroy>;
+using Preference = Held<cublasLtMatmulPreferenceOpaque_t, cublasLtMatmulPreferenceDestroy>;
 
-class Description {
- public:
-  Description(const MatmulArgs& args, const MatmulEpilogue& epilogue) {
-    CheckCublas("cublasLtMatmulDescCreate",
-                cublasLtMatmulDescCreate(&description_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    Set(CUBLASLT_MATMUL_DESC_TRANSA, args.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-    Set(CUBLASLT_MATMUL_DESC_TRANSB, args.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (epilogue.vector != nullptr) {
-      Set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.vector);
-      Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, TypeOf(args.y.element));
-    }
-    if (epilogue.mask != nullptr) {
-      Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.mask);
-      Set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.y.cols);  // bits
-    }
-    Set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.kind);
-  }
-  ~Description() { cublasLtMatmulDescDestroy(description_); }
-  Description(const Description&) = delete;
-  Description& operator=(const Description&) = delete;
+// Returns the layout of a row-major matrix in cuBLASLt's terms: rows and columns change places.
+Layout LayoutOf(const native::ConstMatrix& m, int64_t rows) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  CheckCublas("cublasLtMatrixLayoutCreate",
+              cublasLtMatrixLayoutCreate(&layout, TypeOf(m.element), static_cast<uint64_t>(m.cols),
+                                         static_cast<uint64_t>(rows), m.stride));
+  return Layout(layout);
+}
 
-  cublasLtMatmulDesc_t get() const { return description_; }
-
- private:
-  template <typename T>
-  void Set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
+Description DescriptionOf(const MatmulArgs& args, const MatmulEpilogue& epilogue) {
+  cublasLtMatmulDesc_t description = nullptr;
+  CheckCublas("cublasLtMatmulDescCreate",
+              cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  Description held(description);
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
     CheckCublas("cublasLtMatmulDescSetAttribute",
-                cublasLtMatmulDescSetAttribute(description_, attribute, &value, sizeof(value)));
+                cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof(value)));
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, args.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, args.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (epilogue.vector != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.vector);
+    set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, TypeOf(args.y.element));
   }
-
-  cublasLtMatmulDesc_t description_ = nullptr;
-};
-
-class Preference {
- public:
-  Preference(const MatmulArgs& args, uint32_t reductions) {
-    CheckCublas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&preference_));
-    Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kMatmulWorkspaceBytes});
-    Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(args.b.data));
-    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(args.a.data));
-    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(args.y.data));
-    Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOfResult(args));
+  if (epilogue.mask != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.mask);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.y.cols);  // bits
   }
-  ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
-  Preference(const Preference&) = delete;
-  Preference& operator=(const Preference&) = delete;
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.kind);
+  return held;
+}
 
-  cublasLtMatmulPreference_t get() const { return preference_; }
-
- private:
-  template <typename T>
-  void Set(cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-    CheckCublas(
-        "cublasLtMatmulPreferenceSetAttribute",
-        cublasLtMatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof(value)));
-  }
-
-  cublasLtMatmulPreference_t preference_ = nullptr;
-};
+Preference PreferenceOf(const MatmulArgs& args, uint32_t reductions) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  CheckCublas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&preference));
+  Preference held(preference);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    CheckCublas("cublasLtMatmulPreferenceSetAttribute",
+                cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kMatmulWorkspaceBytes});
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(args.b.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(args.a.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(args.y.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOfResult(args));
+  return held;
+}
 
 }  // namespace
 
@@ -140,14 +121,14 @@ std::vector<cublasLtMatmulHeuristicResult_t> FindAlgorithms(cublasLtHandle_t han
                                                             const MatmulEpilogue& epilogue,
                                                             MatmulRows rows, uint32_t reductions,
                                                             int wanted) {
-  const Description description(args, epilogue);
-  const Preference preference(args, reductions);
+  const Description description = DescriptionOf(args, epilogue);
+  const Preference preference = PreferenceOf(args, reductions);
   const auto rows_of = [&](int64_t count, bool of_microbatch) {
     return rows == MatmulRows::kRounded && of_microbatch ? RoundRows(count) : count;
   };
-  const Layout b(args.b, rows_of(args.b.rows, args.transpose_a));
-  const Layout a(args.a, rows_of(args.a.rows, true));
-  const Layout y(args.y, rows_of(args.y.rows, !args.transpose_a));
+  const Layout b = LayoutOf(args.b, rows_of(args.b.rows, args.transpose_a));
+  const Layout a = LayoutOf(args.a, rows_of(args.a.rows, true));
+  const Layout y = LayoutOf(args.y, rows_of(args.y.rows, !args.transpose_a));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(wanted));
   int found = 0;
   CheckCublas(
@@ -161,8 +142,9 @@ std::vector<cublasLtMatmulHeuristicResult_t> FindAlgorithms(cublasLtHandle_t han
 cublasStatus_t Multiply(cublasLtHandle_t handle, const MatmulArgs& args,
                         const MatmulEpilogue& epilogue, const cublasLtMatmulAlgo_t& algorithm,
                         void* workspace, cudaStream_t stream) {
-  const Description description(args, epilogue);
-  const Layout b(args.b, args.b.rows), a(args.a, args.a.rows), y(args.y, args.y.rows);
+  const Description description = DescriptionOf(args, epilogue);
+  const Layout b = LayoutOf(args.b, args.b.rows), a = LayoutOf(args.a, args.a.rows);
+  const Layout y = LayoutOf(args.y, args.y.rows);
   const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
   return cublasLtMatmul(handle, description.get(), &alpha, args.b.data, b.get(), args.a.data,
                         a.get(), &beta, args.y.data, y.get(), args.y.data, y.get(), &algorithm,

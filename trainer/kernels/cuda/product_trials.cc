@@ -8,10 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/gpu_stream.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/linear_algorithms.h"
-#include "trainer/kernels/cuda/scaled_sums.h"
 
 namespace deepnet::cuda {
 namespace {
@@ -24,7 +23,7 @@ constexpr int kMinSets = 3, kMaxSets = 16;
 constexpr int64_t kDrawn = int64_t{1} << 20;  // random numbers, used again and again
 
 int64_t BytesOf(const native::ConstMatrix& m) {
-  return m.rows * m.stride * (m.element == native::Element::kFloat32 ? 4 : 2);
+  return m.rows * m.stride * native::BytesOf(m.element);
 }
 
 class Trials {
@@ -88,7 +87,7 @@ void* Trials::Allocate(int64_t bytes) {
 }
 
 native::Matrix Trials::Random(int64_t rows, int64_t cols, native::Element element) {
-  const int64_t size = element == native::Element::kFloat32 ? 4 : 2;
+  const int64_t size = native::BytesOf(element);
   auto* const data = static_cast<char*>(Allocate(rows * cols * size));
   for (int64_t done = 0; done < rows * cols; done += kDrawn) {
     const int64_t count = std::min(kDrawn, rows * cols - done);
@@ -276,6 +275,10 @@ std::vector<ProductWay> Trials::Run() {
 
 }  // namespace
 
-std::vector<ProductWay> TryProduct(const ProductTask& task) { return Trials(task).Run(); }
-
 }  // namespace deepnet::cuda
+
+namespace deepnet {
+
+std::vector<ProductWay> TryProduct(const ProductTask& task) { return cuda::Trials(task).Run(); }
+
+}  // namespace deepnet

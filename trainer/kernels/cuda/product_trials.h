@@ -31,10 +31,6 @@ struct ProductWay {
   int unequal = 0;        // of the repeats: results with other bits than the first
 };
 
-}  // namespace deepnet
-
-namespace deepnet::cuda {
-
 // Tries the product on the calling thread's current GPU, with operands that are not in its caches:
 //   first      the heuristic's first algorithm, as products of a run take it
 //   best       the fastest of what the heuristic proposes
@@ -46,4 +42,4 @@ namespace deepnet::cuda {
 // seconds. Throws GpuError.
 std::vector<ProductWay> TryProduct(const ProductTask& task);
 
-}  // namespace deepnet::cuda
+}  // namespace deepnet

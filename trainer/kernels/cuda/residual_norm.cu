@@ -6,11 +6,11 @@
 #include <bit>
 
 #include "parallel/base/check.h"
-#include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/dropout_bits.h"
-#include "trainer/kernels/cuda/residual_norm.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
+#include "trainer/kernels/native/check_elements.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet::cuda {
@@ -107,13 +107,6 @@ __device__ inline Chunk ResidualSum(const ForwardKernelArgs& k, int64_t row, Col
   return sum;
 }
 
-__device__ inline float TotalOf(const Chunk& chunk) {
-  float total = 0.0f;
-#pragma unroll
-  for (const float v : chunk.v) total += v;
-  return total;
-}
-
 __device__ inline void WriteNormalized(const ForwardKernelArgs& k, int64_t row, Columns columns,
                                        const Chunk& sum, float mean, float rstd) {
   const ResidualNormArgs& a = k.args;
@@ -152,7 +145,10 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     sum[i] = {};
     if (columns.count == 0) continue;
     sum[i] = ResidualSum(k, row, columns);
-    total += TotalOf(sum[i]);
+    float of_chunk = 0.0f;
+#pragma unroll
+    for (const float v : sum[i].v) of_chunk += v;
+    total += of_chunk;
   }
   const float inverse_width = 1.0f / static_cast<float>(k.width);
   const float mean = a.centred ? SumInRow(total, buffers.of[0]) * inverse_width : 0.0f;
@@ -423,13 +419,47 @@ BackwardKernelArgs KernelArgsOf(const ResidualNormGradArgs& args) {
           .wide_columns = AllWide(4, args.gain_D)};
 }
 
+void BatchNormForward(GpuStream& gpu, const ResidualNormArgs& args) {
+  if (args.rows == 0) return;
+  DEEPNET_CHECK(args.centred && args.gain_D != nullptr && args.sum_RD == nullptr);
+  const int64_t width = WidthOf(args), size = args.rows * width;
+  float* own = gpu.ScratchFloats(size + width);
+  float* xhat = args.state.xhat_RD != nullptr ? args.state.xhat_RD : own;
+  float* rstd = args.state.rstd != nullptr ? args.state.rstd : own + size;
+  ResidualNormArgs sum = args;
+  sum.over_rows = false;
+  sum.gain_D = nullptr;
+  sum.sum_RD = xhat;
+  ResidualNormForward(gpu, sum);
+  Launch(gpu, "BatchNorm", BatchNormKernel, BlocksOf(width, kBatchNormThreads), kBatchNormThreads,
+         /*shared_bytes=*/0, args.rows, width, static_cast<double>(args.epsilon), xhat, rstd);
+  const auto view = [&](float* x) {
+    return native::Matrix{x, native::Element::kFloat32, args.rows, width, width};
+  };
+  if (args.y_RD != nullptr) NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, view(args.y_RD));
+  if (args.y_operand_RD.data != nullptr) {
+    NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, args.y_operand_RD);
+  }
+}
+
+void BatchNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
+  if (args.rows == 0) return;
+  DEEPNET_CHECK(args.centred && args.dgain_D != nullptr);
+  native::CheckFloats(args.dy_RD);
+  Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel,
+         BlocksOf(args.dy_RD.cols, kBatchNormThreads), kBatchNormThreads, /*shared_bytes=*/0,
+         KernelArgsOf(args));
+}
+
 }  // namespace
 
 void ResidualNormForward(GpuStream& gpu, const ResidualNormArgs& args) {
-  const int64_t width = args.width();
+  if (args.over_rows) return BatchNormForward(gpu, args);
+  const int64_t width = WidthOf(args);
   DEEPNET_CHECK(width <= native::kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;  // memory of no rows may have no address
   DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
+  native::CheckFloats(args.x_RD);
   DEEPNET_CHECK(args.gain_D != nullptr || args.sum_RD != nullptr) << "nothing is wanted";
   ForwardKernelArgs k = {
       .args = args,
@@ -462,6 +492,7 @@ void NormOutput(GpuStream& gpu, native::ConstMatrix xhat, const float* gain, con
 }
 
 void ResidualNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
+  if (args.over_rows) return BatchNormBackward(gpu, args);
   const int64_t width = args.dy_RD.cols;
   DEEPNET_CHECK(width >= 1 && width <= native::kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;
@@ -471,8 +502,7 @@ void ResidualNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
   k.run_rows = std::max(native::kNormRunRows, shape.rows);
   const unsigned blocks = BlocksOf(args.rows, k.run_rows);
   if (args.dgain_D != nullptr) {
-    const int64_t floats = int64_t{2} * blocks * width;
-    k.partials = static_cast<float*>(gpu.Scratch(floats * int64_t{sizeof(float)}));
+    k.partials = gpu.ScratchFloats(int64_t{2} * blocks * width);
   }
   WithChunks(shape.chunks, [&]<int kChunks>() {
     Launch(gpu, "ResidualNormBackward", ResidualNormBackwardKernel<kChunks>, blocks,
@@ -486,37 +516,6 @@ void ResidualNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
                  .cols = width,
                  .first = args.dgain_D,
                  .second = args.dbias_D});
-}
-
-void BatchNormForward(GpuStream& gpu, const ResidualNormArgs& args) {
-  if (args.rows == 0) return;
-  DEEPNET_CHECK(args.centred && args.gain_D != nullptr && args.sum_RD == nullptr);
-  const int64_t width = args.width(), size = args.rows * width;
-  auto* own = static_cast<float*>(gpu.Scratch((size + width) * int64_t{sizeof(float)}));
-  float* xhat = args.state.xhat_RD != nullptr ? args.state.xhat_RD : own;
-  float* rstd = args.state.rstd != nullptr ? args.state.rstd : own + size;
-  ResidualNormArgs sum = args;
-  sum.gain_D = nullptr;
-  sum.sum_RD = xhat;
-  ResidualNormForward(gpu, sum);
-  Launch(gpu, "BatchNorm", BatchNormKernel, BlocksOf(width, kBatchNormThreads), kBatchNormThreads,
-         /*shared_bytes=*/0, args.rows, width, static_cast<double>(args.epsilon), xhat, rstd);
-  const auto view = [&](float* x) {
-    return native::Matrix{x, native::Element::kFloat32, args.rows, width, width};
-  };
-  if (args.y_RD != nullptr) NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, view(args.y_RD));
-  if (args.y_operand_RD.data != nullptr) {
-    NormOutput(gpu, view(xhat), args.gain_D, args.bias_D, args.y_operand_RD);
-  }
-}
-
-void BatchNormBackward(GpuStream& gpu, const ResidualNormGradArgs& args) {
-  if (args.rows == 0) return;
-  DEEPNET_CHECK(args.centred && args.dgain_D != nullptr);
-  DEEPNET_CHECK(args.dy_RD.element == native::Element::kFloat32);
-  Launch(gpu, "BatchNormBackward", BatchNormBackwardKernel,
-         BlocksOf(args.dy_RD.cols, kBatchNormThreads), kBatchNormThreads, /*shared_bytes=*/0,
-         KernelArgsOf(args));
 }
 
 }  // namespace deepnet::cuda

@@ -15,8 +15,8 @@
 #include "parallel/base/check.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch.h"
-#include "trainer/kernels/cuda/sampling.h"
 
 namespace deepnet::cuda {
 namespace {

@@ -1,9 +1,8 @@
 #include "parallel/base/check.h"
-#include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_math.h"
 #include "trainer/kernels/cuda/elements.h"
+#include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
-#include "trainer/kernels/cuda/scaled_sums.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet::cuda {
@@ -14,7 +13,7 @@ using native::Matrix;
 
 // A block takes a run of rows, counted from the first one, of 256 columns; a thread has eight
 // columns of every eighth row of it. The sums of the eight groups of threads are added in order,
-// then those of all runs (column_sums.h), or one block takes all of a few runs in the same order.
+// then those of all runs (AddColumnSums), or one block takes all of a few runs in the same order.
 // So rows of zeros behind the others change nothing.
 constexpr int kRunRows = native::kBiasRunRows;
 constexpr int kGroups = 8;
@@ -103,8 +102,7 @@ void AddSums(GpuStream& gpu, const char* name, ConstMatrix dy, ConstMatrix y, fl
   if (dy.rows == 0 || dy.cols == 0) return;
   const bool few = dy.rows <= native::kFewRows;
   const unsigned runs = few ? 1 : BlocksOf(dy.rows, kRunRows);
-  float* const out =
-      few ? dbias : static_cast<float*>(gpu.Scratch(runs * dy.cols * int64_t{sizeof(float)}));
+  float* const out = few ? dbias : gpu.ScratchFloats(runs * dy.cols);
   ForElement(dy.element, [&]<typename T>() {
     Launch(gpu, name, BiasGradientKernel<T, kRelu>, dim3(runs, BlocksOf(dy.cols, kColumns)),
            dim3(kThreadsOfRow, kGroups), /*shared_bytes=*/0, ViewOf(dy), ViewOf(y), dy.rows,
@@ -175,11 +173,10 @@ void AddScaledBackward(GpuStream& gpu, ConstMatrix dy, ConstMatrix x, const floa
                        Matrix dx, float* dfactor) {
   if (dy.rows == 0 || dy.cols == 0) return;
   AddScaled(gpu, dy, factor, dx);
-  const int64_t blocks = (dy.rows + kDotRows - 1) / kDotRows;
-  auto* const partials =
-      static_cast<float*>(gpu.Scratch(blocks * static_cast<int64_t>(sizeof(float))));
-  Launch(gpu, "Dot", DotKernel, dim3(static_cast<unsigned>(blocks)), dim3(kDotThreads),
-         /*shared_bytes=*/0, ViewOf(dy), ViewOf(x), dy.rows, dy.cols, partials);
+  const unsigned blocks = BlocksOf(dy.rows, kDotRows);
+  float* const partials = gpu.ScratchFloats(blocks);
+  Launch(gpu, "Dot", DotKernel, blocks, kDotThreads, /*shared_bytes=*/0, ViewOf(dy), ViewOf(x),
+         dy.rows, dy.cols, partials);
   AddColumnSums(gpu, "DotSum",
                 {.partials = partials, .rows = blocks, .stride = 1, .cols = 1, .first = dfactor});
 }

@@ -38,14 +38,10 @@ AdamConstants MakeAdamConstants(const AdamRule& rule) {
           .gradient_scale = static_cast<float>(rule.gradient_scale)};
 }
 
-void AdamStep(Cpu& cpu, const AdamRule& rule, const AdamRange& range) {
-  const AdamConstants constants = MakeAdamConstants(rule);
-  ForBlocks(cpu.pool, range.n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.adam(constants, {.n = end - begin,
-                                           .weights = range.weights + begin,
-                                           .gradient = range.gradient + begin,
-                                           .m = range.m + begin,
-                                           .v = range.v + begin});
+void AdamStep(Cpu& cpu, const AdamArgs& args, int64_t n) {
+  const AdamConstants constants = MakeAdamConstants(args.rule);
+  ForBlocks(cpu.pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.adam(constants, args, begin, end);
   });
 }
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
-namespace deepnet::native {
+#include "trainer/kernels/native/matrix.h"
 
-struct Cpu;
+namespace deepnet::native {
 
 // One update. With m, v the moments after it, c1 = 1 - beta1^step, c2 = 1 - beta2^step:
 //   fairseq_epsilon: p -= rate * sqrt(c2) / c1 * m / (sqrt(v) + epsilon)
@@ -19,14 +19,15 @@ struct AdamRule {
   bool fairseq_epsilon = true;
 };
 
-// The float32 numbers that are updated.
-struct AdamRange {
-  int64_t n = 0;
-  float* weights = nullptr;
-  const float* gradient = nullptr;
-  float* m = nullptr;
-  float* v = nullptr;
+// One update of a flat range (docs/design/optimizer.md).
+template <typename T>
+struct AdamArgsOf {
+  typename T::Floats weights = {};  // residual [n], as the others
+  typename T::InFloats gradient = {};
+  typename T::Floats moment1 = {}, moment2 = {};
+  AdamRule rule = {};
 };
+using AdamArgs = AdamArgsOf<Pointers>;
 
 // The numbers of an AdamRule as every element takes them, computed once.
 struct AdamConstants {
@@ -40,8 +41,8 @@ struct AdamConstants {
 // rule.step >= 1.
 AdamConstants MakeAdamConstants(const AdamRule& rule);
 
-// Every element by itself: any cut of the range gives the same bits.
-void AdamStep(Cpu& cpu, const AdamRule& rule, const AdamRange& range);
+// Updates the n numbers. Every one by itself: any cut of the range gives the same bits.
+void AdamStep(Cpu& cpu, const AdamArgs& args, int64_t n);
 
 // Elements of a block of SumSquares.
 inline constexpr int64_t kSumSquaresBlock = 4096;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
@@ -11,7 +12,17 @@
 namespace deepnet::native {
 namespace {
 
-int64_t BytesOf(Element element) { return element == Element::kFloat32 ? 4 : 2; }
+// `matrices` have the rows of a side, and columns and elements as `q`, the queries.
+void CheckMatrices(const ConstMatrix& q, int64_t rows,
+                   std::initializer_list<ConstMatrix> matrices) {
+  for (const ConstMatrix& m : matrices) {
+    CheckElements(m);
+    DEEPNET_CHECK(m.element == q.element) << "matrices of two elements";
+    DEEPNET_CHECK(m.rows >= rows && m.cols == q.cols)
+        << "a matrix is [" << m.rows << ", " << m.cols << "], not [" << rows << ", " << q.cols
+        << "]";
+  }
+}
 
 // Rows of `side` before the first and after the last sentence.
 void ZeroRowsOfNoSentence(const Matrix& m, const PackedRows& side) {
@@ -47,8 +58,8 @@ int64_t CheckedScratch(const AttentionArgs& args, const DropoutStream& stream,
     DEEPNET_CHECK_LE(max_keys, kMaxAttentionKeys);
     DEEPNET_CHECK_LE(args.heads * kMaxAttentionKeys, kMaxDropoutFeatures);
   }
-  CheckElements(args.q_RD);
-  DEEPNET_CHECK(args.q_RD.element == args.k_RD.element && args.q_RD.element == args.v_RD.element);
+  CheckMatrices(args.q_RD, args.queries.count, {args.q_RD});
+  CheckMatrices(args.q_RD, args.keys.count, {args.k_RD, args.v_RD});
   return kernels.attention_scratch(max_keys, args.q_RD.cols / args.heads);
 }
 
@@ -69,7 +80,7 @@ void AttentionForward(Cpu& cpu, const AttentionArgs& args) {
   const DropoutStream stream = MakeDropoutStream(args.dropout);
   const ElementwiseTable& kernels = cpu.table.elementwise;
   const int64_t scratch = CheckedScratch(args, stream, kernels);
-  DEEPNET_CHECK(args.context_RD.element == args.q_RD.element);
+  CheckMatrices(args.q_RD, args.queries.count, {args.context_RD});
   ZeroRowsOfNoSentence(args.context_RD, args.queries);
   ForEachHead(cpu, args, scratch, [&](int sentence, int head, float* own) {
     kernels.attention_forward(args, stream, sentence, head, own);
@@ -81,9 +92,8 @@ void AttentionBackward(Cpu& cpu, const AttentionGradArgs& args) {
   const DropoutStream stream = MakeDropoutStream(forward.dropout);
   const ElementwiseTable& kernels = cpu.table.elementwise;
   const int64_t scratch = CheckedScratch(forward, stream, kernels);
-  const Element element = forward.q_RD.element;
-  DEEPNET_CHECK(args.dcontext_RD.element == element && args.dq_RD.element == element &&
-                args.dk_RD.element == element && args.dv_RD.element == element);
+  CheckMatrices(forward.q_RD, forward.queries.count, {args.dcontext_RD, args.dq_RD});
+  CheckMatrices(forward.q_RD, forward.keys.count, {args.dk_RD, args.dv_RD});
   ZeroRowsOfNoSentence(args.dq_RD, forward.queries);
   ZeroRowsOfNoSentence(args.dk_RD, forward.keys);
   ZeroRowsOfNoSentence(args.dv_RD, forward.keys);
@@ -98,8 +108,8 @@ void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args) {
     DEEPNET_CHECK(args.lengths[row] >= 1) << "row " << row << " has an empty cache";
     longest = std::max<int64_t>(longest, args.lengths[row]);
   }
-  CheckElements(args.q_RD);
-  DEEPNET_CHECK(args.q_RD.element == args.context_RD.element);
+  CheckMatrices(args.q_RD, args.rows, {args.q_RD, args.context_RD});
+  CheckMatrices(args.q_RD, /*rows=*/0, {args.keys_ND, args.values_ND});
   const ElementwiseTable& kernels = cpu.table.elementwise;
   // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.
   cpu.scratch.ReservePerThread(cpu.pool.num_threads(),

@@ -1,4 +1,4 @@
-// Which elements kernels for CPUs take.
+// Which elements kernels take.
 #pragma once
 
 #include "parallel/base/check.h"
@@ -11,10 +11,16 @@ inline void CheckElement(Element element) {
   DEEPNET_CHECK(element != Element::kFloat16) << "kernels for CPUs have no float16";
 }
 
-// A matrix without data counts as well.
+// For kernels on CPUs. Matrices without data count as well.
 template <typename... Matrices>
 void CheckElements(const Matrices&... matrices) {
   (CheckElement(matrices.element), ...);
+}
+
+// For what kernels read as float32: masters and the residual stream. Matrices without data pass.
+template <typename... Matrices>
+void CheckFloats(const Matrices&... matrices) {
+  DEEPNET_CHECK(((matrices.element == Element::kFloat32) && ...)) << "an argument is not float32";
 }
 
 }  // namespace deepnet::native

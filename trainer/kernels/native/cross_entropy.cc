@@ -30,7 +30,7 @@ void CrossEntropyRows(Cpu& cpu, const CrossEntropyArgs& args) {
 }
 
 void LogSoftmaxRows(Cpu& cpu, ConstMatrix logits, Matrix y) {
-  DEEPNET_CHECK(logits.element == Element::kFloat32 && y.element == Element::kFloat32);
+  CheckFloats(logits, y);
   DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
   ForBlocks(cpu.pool, logits.rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {

@@ -7,8 +7,6 @@
 
 namespace deepnet::native {
 
-struct Cpu;
-
 // With p = softmax(logits row), t the row's target, V = vocabulary, e = smoothing / (V - 1):
 //   nll  = -log p_t
 //   loss = (1 - smoothing - e) * nll + e * sum_v -log p_v       (label smoothing as in fairseq)

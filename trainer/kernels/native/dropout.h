@@ -37,11 +37,9 @@ struct DropoutSite {
 
 namespace deepnet::native {
 
-struct Cpu;
-
 inline constexpr int64_t kMaxDropoutFeatures = int64_t{1} << 21;
 
-constexpr int64_t MaskBytes(int64_t cols) { return (cols + 7) / 8; }
+[[gnu::always_inline]] constexpr int64_t MaskBytes(int64_t cols) { return (cols + 7) / 8; }
 
 // A DropoutSite as the kernels take it.
 struct DropoutStream {

@@ -70,6 +70,7 @@ void Cast(Cpu& cpu, ConstMatrix from, Matrix to) {
 
 void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args) {
   CheckElements(args.x_RD, args.y_RD);
+  CheckFloats(args.scale_G);
   float* columns = cpu.scratch.Reserve(args.x_RD.cols);
   Spread(args.scale_G, args.x_RD.cols, columns);
   const float shift = args.shift_1 != nullptr ? *args.shift_1 : 0.0f;
@@ -81,6 +82,7 @@ void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args) {
 void ScaleShiftBackward(Cpu& cpu, const ScaleShiftGradArgs& args) {
   const ConstMatrix x = args.scale_G.data != nullptr ? args.x_RD : ConstMatrix();
   CheckElements(args.dy_RD, x, args.dx_RD);
+  CheckFloats(args.scale_G);
   const int64_t cols = args.dy_RD.cols;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * cols;

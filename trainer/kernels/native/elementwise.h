@@ -7,8 +7,6 @@
 
 namespace deepnet::native {
 
-struct Cpu;
-
 // y[i] += x[i], float32.
 void Add(Cpu& cpu, const float* x, float* y, int64_t n);
 

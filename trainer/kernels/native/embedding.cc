@@ -1,6 +1,5 @@
-// The backward pass sorts (index, row) stably, cuts the sorted list into blocks of fixed length and
-// lets the block in which an index begins add all rows of that index, in row order. No two blocks
-// touch the same row of the gradient.
+// The backward pass sorts (index, row) stably; a thread adds all rows of an index, in row order. No
+// two blocks of indices touch the same row of the gradient.
 #include "trainer/kernels/native/embedding.h"
 
 #include "parallel/base/check.h"
@@ -10,9 +9,15 @@
 #include "trainer/kernels/native/sorted_rows.h"
 
 namespace deepnet::native {
+namespace {
+
+constexpr int64_t kIndicesPerBlock = 16;  // that a thread takes at a time
+
+}  // namespace
 
 void EmbedForward(Cpu& cpu, const EmbedArgs& args) {
   CheckElements(args.table_VD, args.x_operand_RD);
+  CheckFloats(args.positions_PD);
   const PackedRows& rows = args.rows;
   for (int64_t row = 0; row < rows.count; ++row) {
     DEEPNET_CHECK(rows.tokens[row] >= -1 && rows.tokens[row] < args.table_VD.rows)
@@ -33,26 +38,18 @@ void EmbedForward(Cpu& cpu, const EmbedArgs& args) {
 }
 
 void EmbedBackward(Cpu& cpu, const EmbedGradArgs& args) {
-  const int64_t rows = args.rows.count;
-  const int32_t* const tokens = args.rows.tokens;
-  int32_t* order_space = reinterpret_cast<int32_t*>(cpu.scratch.Reserve(2 * rows));
-  const std::span<const int32_t> sorted = SortRowsByIndex(
-      {tokens, static_cast<size_t>(rows)}, args.dtable_VD.rows, order_space, order_space + rows);
-  const int64_t n = static_cast<int64_t>(sorted.size());
-  const int32_t* const order = sorted.data();
-  const ElementwiseTable& kernels = cpu.table.elementwise;
+  CheckFloats(args.dx_RD, args.dtable_VD);
+  RowsByIndex sorted;
+  SortRows({args.rows.tokens, static_cast<size_t>(args.rows.count)}, args.dtable_VD.rows, sorted);
   const float scale = args.dropout_rate > 0.0 ? KeepScale(args.dropout_rate) : 0.0f;
-  ForRowBlocks(cpu.pool, n, [&](int64_t begin, int64_t end, int) {
-    const auto index_at = [&](int64_t i) { return tokens[order[i]]; };
-    // An index that began in an earlier block is that block's.
-    while (begin < end && begin > 0 && index_at(begin) == index_at(begin - 1)) ++begin;
-    while (begin < end) {
-      int64_t stop = begin + 1;
-      while (stop < n && index_at(stop) == index_at(begin)) ++stop;
-      kernels.embed_backward(args, scale, order + begin, stop - begin);
-      begin = stop;
-    }
-  });
+  ForBlocks(cpu.pool, std::ssize(sorted.indices), kIndicesPerBlock,
+            [&](int64_t begin, int64_t end, int) {
+              for (int64_t i = begin; i < end; ++i) {
+                const int32_t first = sorted.starts[i];
+                cpu.table.elementwise.embed_backward(args, scale, &sorted.order[first],
+                                                     sorted.starts[i + 1] - first);
+              }
+            });
 }
 
 EmbedGradArgs OfPositions(const EmbedGradArgs& args) {

@@ -151,7 +151,7 @@ struct ElementwiseTable {
                          int64_t n);
 
   // adam.h
-  void (*adam)(const AdamConstants& constants, const AdamRange& range);
+  void (*adam)(const AdamConstants& constants, const AdamArgs& args, int64_t begin, int64_t end);
   double (*sum_squares)(const float* x, int64_t n);
 };
 

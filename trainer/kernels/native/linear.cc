@@ -97,9 +97,15 @@ void RunProduct(Cpu& cpu, const ProductArgs& args) {
 
 void CheckShape(const ConstMatrix& m, int64_t rows, int64_t cols, const char* name) {
   CheckElements(m);
-  DEEPNET_CHECK(m.rows == rows && m.cols == cols && m.stride >= m.cols)
+  DEEPNET_CHECK(m.rows >= rows && m.cols == cols && m.stride >= m.cols)
       << name << " is [" << m.rows << ", " << m.cols << "] with stride " << m.stride << ", not ["
       << rows << ", " << cols << "]";
+}
+
+Matrix FirstRows(Matrix m, int64_t rows) {
+  DEEPNET_CHECK_LE(rows, m.rows);
+  m.rows = rows;
+  return m;
 }
 
 }  // namespace
@@ -141,7 +147,7 @@ void PackedWeight::Pack(ThreadPool& pool, const float* weights) {
   });
 }
 
-// Has access to the layouts of a PackedWeight.
+// Has access to the layouts of a PackedWeight. `c` has the rows of the product.
 struct LinearCalls {
   static ProductArgs Args(const KernelTable& table, const ConstMatrix& a, const PackedWeight& w,
                           bool forward, const Matrix& c) {
@@ -150,8 +156,8 @@ struct LinearCalls {
     DEEPNET_CHECK(forward || w.backward_.bytes() > 0) << "weight packed for inference only";
     const int64_t depth = forward ? w.in_ : w.out_;
     const int64_t cols = forward ? w.out_ : w.in_;
-    CheckShape(a, a.rows, depth, forward ? "x" : "dy");
-    CheckShape(c, a.rows, cols, forward ? "y" : "dx");
+    CheckShape(a, c.rows, depth, forward ? "x" : "dy");
+    CheckShape(c, c.rows, cols, forward ? "y" : "dx");
     ProductArgs args = {};
     args.units = w.units_;
     args.a = a.data;
@@ -165,30 +171,30 @@ struct LinearCalls {
   }
 };
 
-void LinearForward(Cpu& cpu, const LinearForwardArgs& args) {
-  ProductArgs product =
-      LinearCalls::Args(cpu.table, args.x, *args.weight, /*forward=*/true, args.y);
-  product.bias = args.bias;
+void LinearForward(Cpu& cpu, const LinearArgs& args) {
+  ProductArgs product = LinearCalls::Args(cpu.table, args.x_RI, *args.weight_OI, /*forward=*/true,
+                                          FirstRows(args.y_RO, args.rows));
+  product.bias = args.bias_O;
   product.relu = args.relu;
   RunProduct(cpu, product);
 }
 
-void LinearBackwardInput(Cpu& cpu, const LinearBackwardInputArgs& args) {
-  const Matrix& dx = args.dx;
-  DEEPNET_CHECK(!args.accumulate || dx.element == Element::kFloat32) << "sums are float32";
-  ProductArgs product = LinearCalls::Args(cpu.table, args.dy, *args.weight, /*forward=*/false, dx);
-  if (args.relu_output.data != nullptr) {
-    CheckShape(args.relu_output, args.dy.rows, args.weight->in(), "relu_output");
-    product.gate = args.relu_output;
+void LinearBackwardInput(Cpu& cpu, const LinearInputGradArgs& args) {
+  DEEPNET_CHECK(!args.accumulate || args.dx_RI.element == Element::kFloat32) << "sums are float32";
+  ProductArgs product = LinearCalls::Args(cpu.table, args.dy_RO, *args.weight_OI, /*forward=*/false,
+                                          FirstRows(args.dx_RI, args.rows));
+  if (args.relu_output_RI.data != nullptr) {
+    CheckShape(args.relu_output_RI, args.rows, args.weight_OI->in(), "relu_output");
+    product.gate = args.relu_output_RI;
   }
   product.accumulate = args.accumulate;
   RunProduct(cpu, product);
 }
 
 void LinearBackwardWeight(Cpu& cpu, ConstMatrix dy, ConstMatrix x, float* dw, float* dbias) {
-  CheckElements(dy, x);
   DEEPNET_CHECK(dy.element == x.element) << "operands differ in element";
-  CheckShape(dy, x.rows, dy.cols, "dy");
+  DEEPNET_CHECK_EQ(dy.rows, x.rows);
+  CheckShape(dy, dy.rows, dy.cols, "dy");
   CheckShape(x, x.rows, x.cols, "x");
   if (x.rows == 0 || dy.cols == 0 || x.cols == 0) return;
   const GemmTable& gemm = cpu.table.gemm;

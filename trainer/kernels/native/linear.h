@@ -11,7 +11,7 @@
 // Example:
 //   PackedWeight weight(cpu.table, out, in, Element::kFloat32, PackedFor::kTraining);
 //   weight.Pack(cpu.pool, master);  // again after each optimizer step
-//   LinearForward(cpu, {.x = x, .weight = &weight, .bias = bias, .relu = true, .y = y});
+//   LinearForward(cpu, {.rows = rows, .x_RI = x, .weight_OI = &weight, .bias_O = bias, .y_RO = y});
 #pragma once
 
 #include <cstddef>
@@ -75,28 +75,33 @@ class PackedWeight {
   AlignedBuffer backward_;         // panels of columns of W
 };
 
-// y = x weight^T + bias, then max(0, .) if relu.
-struct LinearForwardArgs {
-  ConstMatrix x = {};  // [R, in] in the weight's element
-  const PackedWeight* weight = nullptr;
-  const float* bias = nullptr;  // [out]; null: 0
+// y_RO = x_RI W^T + bias, then max(0, .) if `relu`.
+template <typename T>
+struct LinearArgsOf {
+  int64_t rows = 0;
+  typename T::In x_RI = {};  // operand, as the weight
+  typename T::Weight weight_OI = nullptr;
+  typename T::InFloats bias_O = {};  // residual; undefined: 0
   bool relu = false;
-  Matrix y = {};  // [R, out] float32 or bfloat16, not overlapping x
+  typename T::Out y_RO = {};  // out, operand or residual
 };
+using LinearArgs = LinearArgsOf<Pointers>;
 
-void LinearForward(Cpu& cpu, const LinearForwardArgs& args);
+void LinearForward(Cpu& cpu, const LinearArgs& args);
 
-// dx = dy weight, zeroed where relu_output is <= 0; with `accumulate` added to dx instead of
-// stored.
-struct LinearBackwardInputArgs {
-  ConstMatrix dy = {};                   // [R, out] in the weight's element
-  const PackedWeight* weight = nullptr;  // kTraining
-  ConstMatrix relu_output = {};          // [R, in] of either element; data null: nothing is zeroed
-  bool accumulate = false;
-  Matrix dx = {};  // [R, in] float32 or bfloat16 (float32 if accumulate), not overlapping dy
+// dx_RI = dy_RO W, zeroed where the output of a ReLU is not positive.
+template <typename T>
+struct LinearInputGradArgsOf {
+  int64_t rows = 0;
+  typename T::In dy_RO = {};               // operand, as the weight
+  typename T::Weight weight_OI = nullptr;  // with a backward form (kTraining)
+  typename T::In relu_output_RI = {};      // undefined: nothing is zeroed
+  bool accumulate = false;                 // add to dx, which is residual
+  typename T::Out dx_RI = {};              // out, operand or residual
 };
+using LinearInputGradArgs = LinearInputGradArgsOf<Pointers>;
 
-void LinearBackwardInput(Cpu& cpu, const LinearBackwardInputArgs& args);
+void LinearBackwardInput(Cpu& cpu, const LinearInputGradArgs& args);
 
 // dw [out, in] += dy^T x; dbias [out] (or null) += column sums of dy. dy is [R, out] and x [R, in]
 // of the same element; dw and dbias contiguous.

@@ -1,15 +1,38 @@
-// Views of row-major matrices, and of what arguments of kernels are made besides. Plain data: also
-// included by the files that are compiled once per instruction set.
+// Views of row-major matrices, packed rows, and of what arguments of kernels are made besides.
+// Plain data: also included by the files that are compiled once per instruction set.
 #pragma once
 
 #include <cstdint>
 
-#include "trainer/kernels/packed_rows.h"
+namespace deepnet {
+
+class RowIndex;
+
+// The tokens of one packed side: sentences one after another. The arrays are in the memory that the
+// Ops reads (DeviceSession::Upload) and outlive the call.
+struct PackedRows {
+  int64_t count = 0;                    // real rows
+  int num_sentences = 0;                // real sentences
+  const int32_t* tokens = nullptr;      // [count]
+  const uint32_t* positions = nullptr;  // [count] index within the sentence
+  const uint32_t* pairs = nullptr;      // [count] the pair's ordinal in the step
+  const int32_t* offsets = nullptr;     // [num_sentences + 1] first row of each sentence
+  const RowIndex* index = nullptr;      // null: none is needed
+};
+
+}  // namespace deepnet
 
 namespace deepnet::native {
 
+struct Cpu;
+class PackedWeight;
+
 // bfloat16 is held as uint16_t. float16 is for GPUs: kernels of this folder refuse it.
 enum class Element { kFloat32, kBfloat16, kFloat16 };
+
+[[gnu::always_inline]] constexpr int64_t BytesOf(Element element) {
+  return element == Element::kFloat32 ? 4 : 2;
+}
 
 // `stride` elements from one row to the next, >= cols: a slice of a wider matrix's columns is a
 // view as well. Owns nothing.
@@ -43,6 +66,7 @@ struct Pointers {
   using InMask = const uint8_t*;  // uint8 [R, MaskBytes(D)], see dropout.h
   using Mask = uint8_t*;
   using Rows = PackedRows;
+  using Weight = const PackedWeight*;
   using Real = float;
 };
 

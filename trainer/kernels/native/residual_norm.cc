@@ -11,64 +11,6 @@
 
 namespace deepnet::native {
 
-void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args) {
-  const int64_t width = args.width();
-  DEEPNET_CHECK(width <= kMaxNormWidth) << "width " << width;
-  if (args.rows == 0) return;  // arrays of no rows may have no address
-  DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
-  CheckElements(args.branch_RD, args.y_operand_RD);
-  const DropoutStream stream =
-      args.branch_RD.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
-  DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
-    if (stream.active()) {
-      const int64_t num_bytes = MaskBytes(width);
-      kernels.keep_bits(stream, args.ids.pairs + begin, args.ids.positions + begin, end - begin, 0,
-                        num_bytes, args.mask + begin * num_bytes, num_bytes);
-    }
-    kernels.residual_norm_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
-  });
-}
-
-void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y) {
-  CheckElements(xhat, y);
-  ForRowBlocks(cpu.pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
-  });
-}
-
-void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
-  const int64_t width = args.dy_RD.cols;
-  DEEPNET_CHECK(width >= 1 && width <= kMaxNormWidth) << "width " << width;
-  DEEPNET_CHECK(args.dy_RD.element == Element::kFloat32);
-  DEEPNET_CHECK(args.dbias_D == nullptr || args.dgain_D != nullptr);
-  CheckElements(args.dbranch_RD);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  const bool want_gain = args.dgain_D != nullptr;
-  const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  const int64_t partial_size = 2 * width;
-  float* partials = want_gain ? cpu.scratch.Reserve(num_blocks * partial_size) : nullptr;
-  const float keep_scale = args.dropout_rate > 0.0 ? KeepScale(args.dropout_rate) : 0.0f;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
-    float* partial = want_gain ? partials + begin / kRowsPerBlock * partial_size : nullptr;
-    kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
-  });
-  if (!want_gain) return;
-  // Partials are [block][gain, bias][width]: the columns are independent of each other.
-  constexpr int64_t kColumnsPerBlock = 256;
-  ForBlocks(cpu.pool, width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
-    const auto fold = [&](const float* from, float* to) {
-      if (to == nullptr) return;
-      kernels.fold_rows(from + begin, num_blocks, partial_size, to + begin, end - begin);
-    };
-    fold(partials, args.dgain_D);
-    fold(partials + width, args.dbias_D);
-  });
-}
-
-// --- BatchNorm ---
-
 namespace {
 
 constexpr int64_t kBatchNormColumns = 64;
@@ -83,7 +25,7 @@ Matrix View(float* x, int64_t rows, int64_t width) {
 // Columns [begin, end): x [args.rows, width] becomes normalised.
 void NormalizeColumns(const ResidualNormArgs& args, int64_t begin, int64_t end, float* x,
                       float* rstd) {
-  const int64_t rows = args.rows, width = args.width();
+  const int64_t rows = args.rows, width = WidthOf(args);
   const double count = static_cast<double>(rows), epsilon = args.epsilon;
   Columns mean = {}, variance = {};
   for (int64_t r = 0; r < rows; ++r) {
@@ -135,18 +77,17 @@ void BackwardColumns(const ResidualNormGradArgs& args, int64_t begin, int64_t en
   }
 }
 
-}  // namespace
-
 void BatchNormForward(Cpu& cpu, const ResidualNormArgs& args) {
   DEEPNET_CHECK(args.centred && args.gain_D != nullptr && args.sum_RD == nullptr);
   if (args.rows == 0) return;
-  const int64_t width = args.width();
+  const int64_t width = WidthOf(args);
   const int64_t size = args.rows * width;
   float* own = cpu.scratch.Reserve(size + width);
   float* xhat = args.state.xhat_RD != nullptr ? args.state.xhat_RD : own;
   float* rstd = args.state.rstd != nullptr ? args.state.rstd : own + size;
 
   ResidualNormArgs sum = args;
+  sum.over_rows = false;
   sum.gain_D = nullptr;
   sum.sum_RD = xhat;
   ResidualNormForward(cpu, sum);
@@ -182,6 +123,67 @@ void BatchNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
   dbranch.rows = args.rows;
   Cast(cpu, gradient, dbranch);
   if (args.dropout_rate > 0) DropoutBackward(cpu, args.dropout_rate, args.mask, dbranch);
+}
+
+}  // namespace
+
+void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args) {
+  if (args.over_rows) return BatchNormForward(cpu, args);
+  const int64_t width = WidthOf(args);
+  DEEPNET_CHECK(width <= kMaxNormWidth) << "width " << width;
+  if (args.rows == 0) return;  // arrays of no rows may have no address
+  DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
+  CheckFloats(args.x_RD);
+  CheckElements(args.branch_RD, args.y_operand_RD);
+  const DropoutStream stream =
+      args.branch_RD.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
+  DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+    if (stream.active()) {
+      const int64_t num_bytes = MaskBytes(width);
+      kernels.keep_bits(stream, args.ids.pairs + begin, args.ids.positions + begin, end - begin, 0,
+                        num_bytes, args.mask + begin * num_bytes, num_bytes);
+    }
+    kernels.residual_norm_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
+  });
+}
+
+void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y) {
+  CheckElements(xhat, y);
+  ForRowBlocks(cpu.pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
+    cpu.table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
+  });
+}
+
+void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
+  const int64_t width = args.dy_RD.cols;
+  DEEPNET_CHECK(width >= 1 && width <= kMaxNormWidth) << "width " << width;
+  CheckFloats(args.dy_RD);
+  if (args.over_rows) return BatchNormBackward(cpu, args);
+  DEEPNET_CHECK(args.dbias_D == nullptr || args.dgain_D != nullptr);
+  CheckElements(args.dbranch_RD);
+  const ElementwiseTable& kernels = cpu.table.elementwise;
+  const bool want_gain = args.dgain_D != nullptr;
+  const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
+  const int64_t partial_size = 2 * width;
+  float* partials = want_gain ? cpu.scratch.Reserve(num_blocks * partial_size) : nullptr;
+  const float keep_scale = args.dropout_rate > 0.0 ? KeepScale(args.dropout_rate) : 0.0f;
+  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+    float* partial = want_gain ? partials + begin / kRowsPerBlock * partial_size : nullptr;
+    kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
+  });
+  if (!want_gain) return;
+  // Partials are [block][gain, bias][width]: the columns are independent of each other.
+  constexpr int64_t kColumnsPerBlock = 256;
+  ForBlocks(cpu.pool, width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
+    const auto fold = [&](const float* from, float* to) {
+      if (to == nullptr) return;
+      kernels.fold_rows(from + begin, num_blocks, partial_size, to + begin, end - begin);
+    };
+    fold(partials, args.dgain_D);
+    fold(partials + width, args.dbias_D);
+  });
 }
 
 }  // namespace deepnet::native

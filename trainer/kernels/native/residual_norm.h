@@ -6,6 +6,10 @@
 // epsilon): LayerNorm and RMSNorm, with mean and variance over the features of a row. Post-LN and
 // DeepNorm go on with y; pre-LN carries sum and feeds y to the next branch. All arithmetic is
 // float32; matrices of kernels have no gaps but for branch, y_operand, dbranch and, on a GPU, dy.
+//
+// Over rows it is BatchNorm (Ioffe & Szegedy, 2015): mean and variance of each column, always those
+// of the rows given. A contrast for studies, not a fast path: several sweeps, plain loops.
+// Statistics are summed in double precision, each column over the rows in order.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +38,7 @@ struct ResidualNormArgsOf {
   DropoutSite dropout = {};          // of the branch
   typename T::Rows ids = {};         // for dropout
   bool centred = true;               // false: RMSNorm
-  bool over_rows = false;            // BatchNorm; only centred, with a gain, and without a sum
+  bool over_rows = false;            // BatchNorm; only centred, with a gain, and without a sum_RD
   typename T::InFloats gain_D = {};  // residual; undefined: the sum alone, nothing is normalised
   typename T::InFloats bias_D = {};  // residual; undefined: 0
   typename T::Real epsilon = 1e-5;
@@ -44,13 +48,13 @@ struct ResidualNormArgsOf {
   typename T::Out y_operand_RD = {};  // operand
   NormStateOf<T> state = {};
   typename T::Mask mask = {};  // uint8 [R, ceil(D/8)], a bit is 1 where kept; where rate is not 0
-
-  // D of the kernels' arguments: 1..kMaxNormWidth.
-  [[gnu::always_inline]] constexpr int64_t width() const {
-    return x_RD.data != nullptr ? x_RD.cols : branch_RD.cols;
-  }
 };
 using ResidualNormArgs = ResidualNormArgsOf<Pointers>;
+
+// D: 1..kMaxNormWidth.
+[[gnu::always_inline]] constexpr int64_t WidthOf(const ResidualNormArgs& args) {
+  return args.x_RD.data != nullptr ? args.x_RD.cols : args.branch_RD.cols;
+}
 
 void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args);
 
@@ -67,7 +71,7 @@ struct ResidualNormGradArgsOf {
   double dropout_rate = 0.0;
   typename T::InMask mask = {};
   bool centred = true;
-  bool over_rows = false;
+  bool over_rows = false;  // then dgain_D is wanted
   typename T::InFloats gain_D = {};
   typename T::InFloats dpast_RD = {};  // residual: reaches the branch past the norm; undefined: 0
   // What is undefined is not wanted.
@@ -82,17 +86,5 @@ using ResidualNormGradArgs = ResidualNormGradArgsOf<Pointers>;
 // The gradients of gain and bias are summed over blocks of kRowsPerBlock rows, then over the blocks
 // in order: the same bits for any number of threads.
 void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args);
-
-// The same step with BatchNorm (Ioffe & Szegedy, 2015): mean and variance of each column over the
-// rows instead of each row over the columns, always those of the rows given. A contrast for
-// studies, not a fast path: several sweeps, plain loops.
-//
-// `args` as in ResidualNormForward, except for over_rows. Statistics are summed in double
-// precision, each column over the rows in order: the same bits for any number of threads and any
-// instruction set.
-void BatchNormForward(Cpu& cpu, const ResidualNormArgs& args);
-
-// `args` as in ResidualNormBackward, except: rstd [D], dgain_D wanted.
-void BatchNormBackward(Cpu& cpu, const ResidualNormGradArgs& args);
 
 }  // namespace deepnet::native

@@ -52,9 +52,10 @@ TEST_P(Adam, IsTheDefinitionOverSeveralSteps) {
     ForEachIsaAndThreads([&](Cpu& cpu) {
       std::vector<float> weights = RandomFloats(n, 1), got_m(n, 0.0f), got_v(n, 0.0f);
       for (int64_t step = 1; step <= 3; ++step) {
-        AdamStep(
-            cpu, SomeRule(GetParam(), step),
-            {n, weights.data(), RandomFloats(n, 10 + step).data(), got_m.data(), got_v.data()});
+        const std::vector<float> g = RandomFloats(n, 10 + step);
+        AdamStep(cpu,
+                 {weights.data(), g.data(), got_m.data(), got_v.data(), SomeRule(GetParam(), step)},
+                 n);
       }
       EXPECT_LT(RelativeError(Doubles(weights), p), 1e-6);
       EXPECT_LT(RelativeError(Doubles(got_m), m), 1e-6);
@@ -75,9 +76,9 @@ TEST(AdamStep, DoesNotDependOnHowTheRangeIsCut) {
   const std::vector<float> g = RandomFloats(n, 2);
   std::vector<float> whole = RandomFloats(n, 1), parts = whole, m(n), v(n), m2(n), v2(n);
   const AdamRule rule = SomeRule(/*fairseq_epsilon=*/true, 1);
-  AdamStep(cpu, rule, {n, whole.data(), g.data(), m.data(), v.data()});
-  AdamStep(cpu, rule, {cut, parts.data(), g.data(), m2.data(), v2.data()});
-  AdamStep(cpu, rule, {n - cut, &parts[cut], &g[cut], &m2[cut], &v2[cut]});
+  AdamStep(cpu, {whole.data(), g.data(), m.data(), v.data(), rule}, n);
+  AdamStep(cpu, {parts.data(), g.data(), m2.data(), v2.data(), rule}, cut);
+  AdamStep(cpu, {&parts[cut], &g[cut], &m2[cut], &v2[cut], rule}, n - cut);
   EXPECT_EQ(parts, whole);
 }
 

@@ -94,6 +94,9 @@ TEST(CastDeathTest, RefusesFloat16WhichIsForGpus) {
   half.element = Element::kFloat16;
   Cpu cpu(1);
   EXPECT_DEATH(Cast(cpu, from.view(), half), "no float16");
+  half.element = Element::kBfloat16;  // factors are read as float32
+  EXPECT_DEATH(ScaleShiftForward(cpu, {.x_RD = from.view(), .scale_G = half, .y_RD = from.view()}),
+               "not float32");
 }
 
 // Distance in units of the last place of `exact` as a float.

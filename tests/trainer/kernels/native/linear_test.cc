@@ -166,8 +166,8 @@ TEST_P(LinearTest, ForwardMatchesAPlainLoop) {
         }
         for (const Element y_element : {Element::kFloat32, Element::kBfloat16}) {
           TestMatrix y(y_element, s.rows, s.out, s.out + s.padding);
-          LinearForward(cpu,
-                        {x.View(), &w.packed, with_bias ? bias.floats() : nullptr, relu, y.View()});
+          LinearForward(cpu, {s.rows, x.View(), &w.packed, with_bias ? bias.floats() : nullptr,
+                              relu, y.View()});
           EXPECT_LE(Error(y, expected),
                     y_element == Element::kFloat32 ? kFloat32Tolerance : kBfloat16Tolerance)
               << Describe(s) << " bias " << with_bias << " relu " << relu;
@@ -200,7 +200,7 @@ TEST_P(LinearTest, BackwardInputMatchesAPlainLoop) {
           if (accumulate && dx_element == Element::kBfloat16) continue;
           TestMatrix dx =
               accumulate ? before : TestMatrix(dx_element, s.rows, s.in, s.in + s.padding);
-          LinearBackwardInput(cpu, {dy.View(), &w.packed, gated ? gate_view : ConstMatrix{},
+          LinearBackwardInput(cpu, {s.rows, dy.View(), &w.packed, gated ? gate_view : ConstMatrix{},
                                     accumulate, dx.View()});
           EXPECT_LE(Error(dx, expected),
                     dx_element == Element::kFloat32 ? kFloat32Tolerance : kBfloat16Tolerance)
@@ -258,8 +258,8 @@ TEST_P(LinearTest, AnyNumberOfThreadsGivesTheSameBits) {
                        TestMatrix(Element::kFloat32, s.rows, s.in, s.in),
                        TestMatrix::Random(Element::kFloat32, s.out, s.in, s.in, 3),
                        TestMatrix::Random(Element::kFloat32, 1, s.out, s.out, 4)};
-    LinearForward(cpu, {x.View(), &w.packed, nullptr, false, results.y.View()});
-    LinearBackwardInput(cpu, {dy.View(), &w.packed, {}, false, results.dx.View()});
+    LinearForward(cpu, {s.rows, x.View(), &w.packed, nullptr, false, results.y.View()});
+    LinearBackwardInput(cpu, {s.rows, dy.View(), &w.packed, {}, false, results.dx.View()});
     LinearBackwardWeight(cpu, dy.View(), x.View(), results.dw.floats(), results.dbias.floats());
     return results;
   };
@@ -282,10 +282,11 @@ TEST_P(LinearTest, ARowDoesNotDependOnItsNeighbours) {
                                                 TestMatrix(Element::kFloat32, kRows, kIn, kIn)};
     for (int64_t begin = 0; begin < kRows; begin += rows_at_once) {
       const int64_t end = std::min(begin + rows_at_once, kRows);
-      LinearForward(cpu,
-                    {x.Rows(begin, end), &w.packed, nullptr, false, result.first.Rows(begin, end)});
+      LinearForward(cpu, {end - begin, x.Rows(begin, end), &w.packed, nullptr, false,
+                          result.first.Rows(begin, end)});
       LinearBackwardInput(
-          cpu, {dy.Rows(begin, end), &w.packed, {}, false, result.second.Rows(begin, end)});
+          cpu,
+          {end - begin, dy.Rows(begin, end), &w.packed, {}, false, result.second.Rows(begin, end)});
     }
     return result;
   };
@@ -306,7 +307,7 @@ TEST_P(LinearTest, PackingAgainReplacesTheWeight) {
   const int64_t bytes = w.packed.bytes();
   w.packed.Pack(cpu.pool, zeros.floats());
   TestMatrix y(Element::kFloat32, 9, 70, 70);
-  LinearForward(cpu, {x.View(), &w.packed, nullptr, false, y.View()});
+  LinearForward(cpu, {9, x.View(), &w.packed, nullptr, false, y.View()});
   EXPECT_EQ(Error(y, Reference(9 * 70, 0.0)), 0);
   EXPECT_EQ(w.packed.bytes(), bytes);
 }
@@ -317,7 +318,7 @@ TEST_P(LinearTest, ANotANumberShowsInTheResult) {
   TestMatrix x = TestMatrix::Random(element(), 3, 30, 30, 1);
   x.Set(1, 29, std::nanf(""));
   TestMatrix y(Element::kFloat32, 3, 40, 40);
-  LinearForward(cpu, {x.View(), &w.packed, nullptr, /*relu=*/true, y.View()});
+  LinearForward(cpu, {3, x.View(), &w.packed, nullptr, /*relu=*/true, y.View()});
   for (int64_t c = 0; c < 40; ++c) {
     EXPECT_FALSE(std::isnan(y.At(0, c)));
     EXPECT_TRUE(std::isnan(y.At(1, c)));
@@ -331,8 +332,8 @@ TEST_P(LinearTest, NoRowsIsNothingToDo) {
   TestMatrix y(Element::kFloat32, 0, 4, 4), dx(Element::kFloat32, 0, 3, 3);
   TestMatrix dw = TestMatrix::Random(Element::kFloat32, 4, 3, 3, 1);
   const TestMatrix before = dw;
-  LinearForward(cpu, {x.View(), &w.packed, nullptr, false, y.View()});
-  LinearBackwardInput(cpu, {dy.View(), &w.packed, {}, false, dx.View()});
+  LinearForward(cpu, {0, x.View(), &w.packed, nullptr, false, y.View()});
+  LinearBackwardInput(cpu, {0, dy.View(), &w.packed, {}, false, dx.View()});
   LinearBackwardWeight(cpu, dy.View(), x.View(), dw.floats(), nullptr);
   EXPECT_TRUE(dw.SameBits(before));
 }
