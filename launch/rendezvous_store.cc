@@ -76,9 +76,10 @@ class C10dStore final : public RendezvousStore {
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration limit) override {
     try {
       store_->wait({key}, Milliseconds(limit));
-    } catch (const c10::DistStoreError&) {  // not yet
-      return absl::DeadlineExceededError(key);
     } catch (const std::exception& error) {
+      const bool late = dynamic_cast<const c10::DistStoreError*>(&error) != nullptr ||
+                        absl::StrContains(TextOf(error), "Wait timeout");  // of a FileStore
+      if (late) return absl::DeadlineExceededError(key);
       return absl::UnavailableError(TextOf(error));
     }
     return Catch([&] {

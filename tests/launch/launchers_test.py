@@ -190,6 +190,14 @@ class Rendezvous(unittest.TestCase):
                 for code, output in self.join([environment(RANK=r, **base) for r in range(2)]):
                     self.assertEqual(code, 0, output)
 
+    def test_a_restart_does_not_meet_the_ranks_of_before(self):
+        with tempfile.TemporaryDirectory() as folder:
+            base = dict(WORLD_SIZE=2, INIT_METHOD=f"file://{folder}/meet")
+            before = environment(RANK=1, TORCHELASTIC_RESTART_COUNT=0, **base)
+            self.refused([before], "rank 0 did not come to file ")
+            for code, output in self.join([environment(RANK=r, TORCHELASTIC_RESTART_COUNT=1, **base) for r in range(2)]):
+                self.assertEqual(code, 0, output)
+
     def test_a_rank_that_never_comes_is_named(self):
         base = self.base(3)
         ranks = [environment(RANK=r, **base) for r in (0, 1)]
