@@ -124,10 +124,6 @@ std::vector<int> PackFirstFit(std::span<const PairSize> sizes, std::span<const i
 }
 
 MicrobatchBuilder::MicrobatchBuilder(const Capacity& capacity) : capacity_(capacity) {
-  for (std::vector<int32_t>* tokens :
-       {&batch_.source.tokens, &batch_.target.tokens, &batch_.labels}) {
-    tokens->reserve(static_cast<size_t>(std::max(capacity.source, capacity.target)));
-  }
   batch_.source.offsets.push_back(0);
   batch_.target.offsets.push_back(0);
 }

@@ -33,8 +33,7 @@ struct Packing {
 };
 
 // Places the pairs, longest first, each into the microbatch where the largest of the three relative
-// loads stays least: sides of different lengths balance each other. Takes O(pairs x microbatches).
-// Deterministic: ties go to the lower index.
+// loads stays least, ties to the lower index. Takes O(pairs x microbatches).
 Packing PackBalanced(std::span<const PairSize> pairs, int num_microbatches,
                      const Capacity& capacity);
 
@@ -62,8 +61,8 @@ class MicrobatchBuilder {
 };
 
 // Makes up sentences of real lengths for benchmarks: as few balanced microbatches as hold one pair
-// of each (source, target) length in positions, with ids drawn from [kFirstPiece, vocabulary_size)
-// by `seed`. Ordinals count from 0 through all of them. Lengths must be within capacity.
+// of each (source, target) length in positions, with pieces drawn by `seed`. Ordinals count from 0
+// through all of them. Lengths must be within capacity.
 std::vector<Microbatch> MakeBenchMicrobatches(std::span<const std::pair<int, int>> lengths,
                                               const Capacity& capacity, int32_t vocabulary_size,
                                               uint64_t seed);

@@ -151,21 +151,21 @@ PairTokens Corpus::Tokens(int direction, int64_t pair) const {
 
 LengthMoments Corpus::Moments(int direction, int32_t max_tokens) const {
   const DirectionPlace& place = places_[direction];
-  LengthRow sum = {};
   const std::span<const LengthRow> rows = shards_[place.shard].lengths();
-  for (const LengthRow& row : rows.first(std::min<size_t>(rows.size(), max_tokens + 1))) {
-    sum.num_pairs += row.num_pairs;
-    sum.first_tokens += row.first_tokens;
-    sum.second_tokens += row.second_tokens;
-    sum.first_squares += row.first_squares;
-    sum.second_squares += row.second_squares;
-  }
+  const auto sum = [&](uint64_t LengthRow::*field) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < std::min<size_t>(rows.size(), max_tokens + 1); ++i) {
+      total += rows[i].*field;
+    }
+    return total;
+  };
   LengthMoments moments;
-  if (sum.num_pairs == 0) return moments;
-  const auto count = static_cast<double>(sum.num_pairs);
-  moments.num_pairs = static_cast<int64_t>(sum.num_pairs);
-  moments.source = MomentsOf(sum.first_tokens, sum.first_squares, count);
-  moments.target = MomentsOf(sum.second_tokens, sum.second_squares, count);
+  moments.num_pairs = static_cast<int64_t>(sum(&LengthRow::num_pairs));
+  if (moments.num_pairs == 0) return moments;
+  const auto count = static_cast<double>(moments.num_pairs);
+  moments.source = MomentsOf(sum(&LengthRow::first_tokens), sum(&LengthRow::first_squares), count);
+  moments.target =
+      MomentsOf(sum(&LengthRow::second_tokens), sum(&LengthRow::second_squares), count);
   if (place.swapped) std::swap(moments.source, moments.target);
   return moments;
 }
@@ -174,16 +174,14 @@ std::vector<Direction> Corpus::TextDirections(std::string_view split) const {
   std::vector<Direction> directions;
   for (const LanguagePairReport& pair : manifest_.report().pairs()) {
     if (pair.split() != split || pair.kept() == 0) continue;
-    const std::vector<Direction> both = DirectionsOf(pair);
-    directions.insert(directions.end(), both.begin(), both.end());
+    for (const Direction& direction : DirectionsOf(pair)) directions.push_back(direction);
   }
   std::ranges::sort(directions, {}, &Direction::Name);
   return directions;
 }
 
 bool Corpus::HasText(std::string_view split, std::string_view a, std::string_view b) const {
-  const auto& pairs = manifest_.report().pairs();
-  return std::any_of(pairs.begin(), pairs.end(), [&](const LanguagePairReport& pair) {
+  return std::ranges::any_of(manifest_.report().pairs(), [&](const LanguagePairReport& pair) {
     return pair.split() == split && pair.kept() > 0 && pair.first_language() == std::min(a, b) &&
            pair.second_language() == std::max(a, b);
   });
@@ -197,12 +195,7 @@ absl::StatusOr<std::vector<std::string>> Corpus::ReadLines(const std::string& na
   }
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
   std::vector<std::string> lines;
-  std::string_view line;
-  for (;;) {
-    ASSIGN_OR_RETURN(const bool more, reader->Next(&line));
-    if (!more) break;
-    lines.emplace_back(line);
-  }
+  RETURN_IF_ERROR(reader->ForEach([&](std::string_view line) { lines.emplace_back(line); }));
   RETURN_IF_ERROR(CheckHash(path, reader->file_hash(), *file));
   return lines;
 }

@@ -19,14 +19,12 @@ namespace deepnet {
 
 // Line n of one side translates line n of the other.
 struct ParallelSentences {
-  std::vector<std::string> source;
-  std::vector<std::string> target;
+  std::vector<std::string> source, target;
 };
 
-// Tokens of one training pair, as stored.
+// Tokens of one training pair.
 struct PairTokens {
-  TokenSpan source;
-  TokenSpan target;
+  TokenSpan source, target;
 };
 
 // Immutable; safe from several threads. Shards are mapped, so memory is what is touched.
@@ -41,8 +39,8 @@ class Corpus : public PairIndex {
   const std::string& content_hash() const { return manifest_.report().content_hash(); }
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // OK, or DataLoss naming what was damaged of a shard, or could not be read (Shard::Intact). Ask
-  // before what Lengths(), Moments() and Tokens() have returned is used.
+  // Shard::Intact of all shards. Ask before what Lengths(), Moments() and Tokens() returned is
+  // used.
   absl::Status Intact() const;
 
   // Reads the files of the folder and compares them with their checksums: all of them, or share
@@ -63,10 +61,9 @@ class Corpus : public PairIndex {
   // Returns the directions that `split` ("dev", "test") has text of, both ways, in order of name.
   std::vector<Direction> TextDirections(std::string_view split) const;
 
-  // Returns the sentences of one direction of dev or test, blanks at the ends trimmed. Where the
-  // two languages have no text together they are joined over a third (English first) whose
-  // sentences coincide, the first of equal ones counting. NotFound if there is no way; DataLoss
-  // naming the file if one is damaged.
+  // Returns the sentences of one direction of dev or test. Where the two languages have no text
+  // together they are joined over a third (English first) whose sentences coincide, the first of
+  // equal ones counting. NotFound if there is no way; DataLoss naming a damaged file.
   absl::StatusOr<ParallelSentences> Sentences(std::string_view split, std::string_view source,
                                               std::string_view target) const;
 

@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-#include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
@@ -42,10 +41,8 @@ CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpu
       masking_{order_.spec().mlm_probability(), corpus->vocabulary().first_tag()},
       subwords_(std::move(subwords)) {
   for (const Direction& direction : corpus->directions()) {
-    const auto source = corpus->vocabulary().TagId(direction.source);
-    const auto target = corpus->vocabulary().TagId(direction.target);
-    DEEPNET_CHECK(source.has_value() && target.has_value()) << direction.Name();
-    tags_.push_back({order_.spec().tags(), *source, *target});
+    tags_.push_back({order_.spec().tags(), corpus->vocabulary().TagId(direction.source).value(),
+                     corpus->vocabulary().TagId(direction.target).value()});
   }
 }
 

@@ -20,14 +20,13 @@ namespace {
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr char kDigest[] = "digest: ";
 
-JsonObject DropJson(const DropCount& drop) {
-  return JsonObject()
-      .Add("reason", drop.reason())
-      .Add("lines", drop.lines())
-      .Add("example", drop.example());
-}
-
 JsonObject PairJson(const LanguagePairReport& pair) {
+  const auto drop_json = [](const DropCount& drop) {
+    return JsonObject()
+        .Add("reason", drop.reason())
+        .Add("lines", drop.lines())
+        .Add("example", drop.example());
+  };
   std::vector<std::string> directions;
   for (const Direction& direction : DirectionsOf(pair)) directions.push_back(direction.Name());
   return JsonObject()
@@ -42,7 +41,7 @@ JsonObject PairJson(const LanguagePairReport& pair) {
       .AddJson("first_mean_length", absl::StrFormat("%.4f", pair.first_mean_length()))
       .AddJson("second_mean_length", absl::StrFormat("%.4f", pair.second_mean_length()))
       .Add("longest", pair.longest())
-      .Add("dropped", JsonObjects(pair.dropped(), DropJson));
+      .Add("dropped", JsonObjects(pair.dropped(), drop_json));
 }
 
 // Checks what becomes a part of paths.
@@ -67,14 +66,6 @@ absl::Status CheckNames(const CorpusManifest& manifest, const std::string& path)
     }
   }
   return absl::OkStatus();
-}
-
-void AppendRow(const LanguagePairReport& pair, std::string* table) {
-  absl::StrAppendFormat(
-      table, "%-6s %-14s %14s %14s %7.2f %15s %15s %8.1f %6.1f\n", pair.split(),
-      DirectionsOf(pair).front().Name(), WithCommas(pair.lines()), WithCommas(pair.kept()),
-      pair.lines() == 0 ? 0.0 : 100.0 * pair.kept() / pair.lines(), WithCommas(pair.first_tokens()),
-      WithCommas(pair.second_tokens()), pair.first_mean_length(), pair.second_mean_length());
 }
 
 }  // namespace
@@ -153,7 +144,12 @@ std::string ReportTable(const CorpusReport& report) {
                       "kept", "%", "tokens", "tokens", "pieces", "pieces");
   std::map<std::string, DropCount> dropped;
   for (const LanguagePairReport& pair : report.pairs()) {
-    AppendRow(pair, &table);
+    absl::StrAppendFormat(&table, "%-6s %-14s %14s %14s %7.2f %15s %15s %8.1f %6.1f\n",
+                          pair.split(), DirectionsOf(pair).front().Name(), WithCommas(pair.lines()),
+                          WithCommas(pair.kept()),
+                          pair.lines() == 0 ? 0.0 : 100.0 * pair.kept() / pair.lines(),
+                          WithCommas(pair.first_tokens()), WithCommas(pair.second_tokens()),
+                          pair.first_mean_length(), pair.second_mean_length());
     if (pair.split() != "train") continue;
     for (const DropCount& drop : pair.dropped()) {
       DropCount& sum = dropped[drop.reason()];

@@ -39,12 +39,11 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder);
 // see is equal.
 std::string ContentHash(const CorpusManifest& manifest);
 
-// Returns a table for people: a line per language pair and split, the reasons of dropped lines
-// below, totals last.
+// Returns a table for people.
 std::string ReportTable(const CorpusReport& report);
 
-// Returns the report as JSON: the fields of CorpusReport under their names, numbers as numbers.
-// Each language pair also lists the directions it serves.
+// Returns the report as JSON: the fields of CorpusReport under their names, and the directions that
+// each language pair serves.
 std::string ReportJson(const CorpusReport& report);
 
 }  // namespace deepnet

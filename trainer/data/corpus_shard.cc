@@ -135,16 +135,6 @@ absl::Status ShardWriter::Add(std::span<const int32_t> first, std::span<const in
   return Append(scratch_);
 }
 
-absl::Status ShardWriter::AppendIndex() {
-  if (fflush(index_file_.get()) != 0 || fseek(index_file_.get(), 0, SEEK_SET) != 0)
-    return Failure();
-  std::string buffer(1 << 20, '\0');
-  while (const size_t count = fread(buffer.data(), 1, buffer.size(), index_file_.get())) {
-    RETURN_IF_ERROR(Append(std::string_view(buffer).substr(0, count)));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ShardWriter::Finish() {
   ShardHeader header = {};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
@@ -155,7 +145,12 @@ absl::Status ShardWriter::Finish() {
   header.tokens_offset = kShardDataOffset;
   RETURN_IF_ERROR(Append(std::string(static_cast<size_t>(-offset_ & (kAlignment - 1)), '\0')));
   header.index_offset = offset_;
-  RETURN_IF_ERROR(AppendIndex());
+  FILE* const index = index_file_.get();
+  if (fflush(index) != 0 || fseek(index, 0, SEEK_SET) != 0) return Failure();
+  std::string buffer(1 << 20, '\0');
+  while (const size_t count = fread(buffer.data(), 1, buffer.size(), index)) {
+    RETURN_IF_ERROR(Append(std::string_view(buffer).substr(0, count)));
+  }
   header.lengths_offset = offset_;
   header.num_length_rows = static_cast<int64_t>(lengths_.size());
   RETURN_IF_ERROR(Append(AsBytes(std::span<const LengthRow>(lengths_))));
@@ -169,8 +164,7 @@ absl::Status ShardWriter::Finish() {
       fseek(file_.get(), 0, SEEK_SET) == 0 &&
       fwrite(&header, sizeof(header), 1, file_.get()) == 1 && fflush(file_.get()) == 0 &&
       fsync(fileno(file_.get())) == 0;
-  if (!written) return Failure();
-  return absl::OkStatus();
+  return written ? absl::OkStatus() : Failure();
 }
 
 struct Shard::Checked {

@@ -70,7 +70,7 @@ struct LengthRow {
 };
 static_assert(sizeof(LengthRow) == 40);
 
-// Token ids of one side of one pair, as stored.
+// Token ids of one side of one pair.
 class TokenSpan {
  public:
   TokenSpan() = default;
@@ -112,7 +112,6 @@ class ShardWriter {
  private:
   explicit ShardWriter(std::string path) : path_(std::move(path)) {}
   absl::Status Append(std::string_view bytes);  // to the checked part of the file
-  absl::Status AppendIndex();
   absl::Status Failure() const;
   std::string IndexPath() const { return path_ + ".index"; }
 
@@ -140,13 +139,11 @@ class Shard {
   static absl::StatusOr<Shard> Open(const std::string& path,
                                     int32_t vocabulary_size = std::numeric_limits<int32_t>::max());
 
-  // OK, or DataLoss naming the file and the place once something was read that is damaged, or could
-  // not be read (MappedFile): it came as pairs without tokens, or as no length. Ask after reading,
-  // before what was read is used.
+  // OK, or DataLoss naming file and place once something was damaged, or could not be read
+  // (MappedFile): it came as pairs without tokens, or as no length. Ask before it is used.
   absl::Status Intact() const;
 
-  // Reads all of it, compares checksums and content hash, and checks every pair and id. Fails
-  // naming the file and the place.
+  // Reads all of it, compares checksums and content hash, and checks every pair and id.
   absl::Status CheckContent() const;
 
   int64_t num_pairs() const { return header_.num_pairs; }

@@ -1,8 +1,8 @@
 // Window w takes from direction i the numbers [NumDrawn(i, w), NumDrawn(i, w + 1)) of its endless
-// sequence of shuffled epochs. How many pairs a window draws (P) is fixed by the corpus's moments:
-// mean + kSigmas deviations of their sizes fill kUsable of the window's capacity. Rare windows that
-// still overflow hand their last pairs to the next window's free space; which pairs these are
-// follows from the overflowing window alone, so a window looks back one window and never further.
+// sequence of shuffled epochs. How many pairs a window draws is fixed by the corpus's moments: mean
+// + kSigmas deviations of their sizes fill kUsable of the window's capacity. Rare windows that
+// still overflow hand their last pairs to the next window's free space; which these are follows
+// from the overflowing window alone.
 #include "trainer/data/data_order.h"
 
 #include <algorithm>
@@ -149,12 +149,11 @@ int32_t EvenSourceCapacity(std::span<const DrawMoments> phases, const Capacity& 
 
 absl::Status CheckKnown(const PairIndex& index, const std::string& field,
                         const std::string& pattern) {
-  const bool known =
-      std::any_of(index.directions().begin(), index.directions().end(),
-                  [&](const Direction& d) { return d.Matches(pattern) && d.num_pairs > 0; });
+  const std::vector<Direction>& all = index.directions();
+  const bool known = std::ranges::any_of(
+      all, [&](const Direction& d) { return d.Matches(pattern) && d.num_pairs > 0; });
   if (known) return absl::OkStatus();
   constexpr size_t kMaxNames = 40;
-  const std::vector<Direction>& all = index.directions();
   std::string names;
   for (size_t i = 0; i < std::min(all.size(), kMaxNames); ++i) {
     absl::StrAppend(&names, " ", all[i].Name());
@@ -217,7 +216,6 @@ absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) 
 
 std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
   std::vector<PairSize> sizes;
-  sizes.reserve(pairs.size());
   for (const PairRef& pair : pairs) sizes.push_back(pair.size);
   return sizes;
 }
@@ -279,9 +277,7 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   DataSpec resolved = spec;
   RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved, architecture));
   const std::vector<DrawMoments> phases = MomentsByPhase(*index, resolved, architecture);
-  const bool all_skipped = std::all_of(
-      phases.begin(), phases.end(), [](const DrawMoments& m) { return m.sentences.mean <= 0.0; });
-  if (all_skipped) {
+  if (std::ranges::all_of(phases, [](const auto& m) { return m.sentences.mean <= 0.0; })) {
     return absl::InvalidArgumentError(
         absl::StrCat("data.max_sentence_tokens: every pair has a side of more than ",
                      resolved.max_sentence_tokens(), " pieces"));
@@ -361,17 +357,11 @@ DataOrder::Window DataOrder::MakeWindow(int64_t window) const {
     std::vector<PairRef>& microbatch = result.emplace_back();
     for (const int i : members) microbatch.push_back(pairs[i]);
   }
-  Shuffle(window, &result);
-  return result;
-}
-
-void DataOrder::Shuffle(int64_t window, Window* microbatches) const {
-  for (size_t last = microbatches->size() - 1; last > 0; --last) {
-    const uint32_t other =
-        BoundedNumber(key_, static_cast<uint64_t>(window), static_cast<uint32_t>(last),
-                      static_cast<uint32_t>(last) + 1);
-    std::swap((*microbatches)[last], (*microbatches)[other]);
+  for (auto last = static_cast<uint32_t>(result.size() - 1); last > 0; --last) {
+    std::swap(result[last],
+              result[BoundedNumber(key_, static_cast<uint64_t>(window), last, last + 1)]);
   }
+  return result;
 }
 
 }  // namespace deepnet

@@ -3,8 +3,7 @@
 //
 // Steps come in windows. In a window each direction gives the next few pairs of its own shuffled
 // epoch; they are packed together into all the window's microbatches, whose random order decides
-// which step owns which. A step needs its window alone: nothing is replayed. The design, with the
-// figures behind the constants: docs/design/data.md.
+// which step owns which. The design, with the figures behind the constants: docs/design/data.md.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +22,9 @@
 
 namespace deepnet {
 
-// Fills in every default of `spec` from the statistics of `index`: max_tokens,
-// global_microbatches, sentences, and source_tokens such that both sides fill evenly; for a
-// model of one stack source_tokens stays 0. Fails naming the field that is impossible: a capacity
-// below max_tokens + 2, an unknown direction, temperatures not ascending.
+// Fills in every default of `spec`, with source_tokens such that both sides fill evenly by the
+// statistics of `index`; for a model of one stack it stays 0. Fails naming the field that is
+// impossible: a capacity below max_tokens + 2, an unknown direction, temperatures not ascending.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
                              Architecture architecture = ENCODER_DECODER);
 
@@ -37,9 +35,7 @@ bool IsSelected(const Direction& direction, const DataSpec& spec);
 // their pairs has a side above max_sentence_tokens.
 std::vector<std::string> DirectionsOfLongPairs(const PairIndex& index, const DataSpec& spec);
 
-// Returns the positions that a pair of so many pieces takes: with </s> on both sides and the tags
-// that `tags` puts there. A model of one stack takes one side, as the target
-// (trainer/data/encoded_pair.h).
+// Returns the positions that a pair of so many pieces takes (trainer/data/encoded_pair.h).
 PairSize SizeOf(const PairLengths& pieces, TagStyle tags,
                 Architecture architecture = ENCODER_DECODER);
 
@@ -100,7 +96,6 @@ class DataOrder {
             const WindowShape& window);
 
   std::vector<PairRef> Draw(int64_t window) const;
-  void Shuffle(int64_t window, Window* microbatches) const;
 
   const PairIndex* index_;
   DataSpec spec_;

@@ -8,8 +8,7 @@ namespace deepnet {
 namespace {
 
 constexpr int32_t kNoLabel = -1;
-constexpr uint32_t kAnyPosition =
-    0xffffffffu;  // no position: draws the piece where none was chosen
+constexpr uint32_t kAnyPosition = UINT32_MAX;  // draws the piece where none was chosen
 constexpr double kTwoTo32 = 4294967296.0;
 
 int32_t Replacement(int32_t piece, const MaskingRule& rule, const PhiloxBlock& words) {

@@ -21,8 +21,7 @@
 // A piece is chosen with probability `share`; of the chosen ones 80 % become <unk>, which stands in
 // for BERT's [MASK], 10 % become any piece and 10 % stay. Tags and </s> are never chosen; where
 // nothing was chosen in a sentence, one piece is drawn among all. Random numbers are a function of
-// MaskingKey and of the position alone, so they depend on no layout, no order and no earlier step
-// (docs/design/random.md).
+// MaskingKey and of the position alone (docs/design/random.md).
 #pragma once
 
 #include <cstdint>
@@ -38,8 +37,7 @@ namespace deepnet {
 struct EncodedPair {
   std::vector<int32_t> source;  // input of the encoder; empty for a model of one stack
   std::vector<int32_t> labels;  // tokens to predict; -1: none at this position
-  // Input of the positions with labels; empty: </s> and all labels but the last, as a decoder that
-  // translates has it.
+  // Input of the positions with labels; empty: </s> and all labels but the last.
   std::vector<int32_t> input = {};
 
   friend bool operator==(const EncodedPair&, const EncodedPair&) = default;

@@ -94,13 +94,6 @@ struct Zstandard : public Decompressor {
   ZSTD_DStream* const stream;
 };
 
-// Returns null for plain text.
-std::unique_ptr<Decompressor> MakeDecompressor(std::string_view first_bytes) {
-  if (first_bytes.substr(0, 2) == "\x1f\x8b") return std::make_unique<Gzip>();
-  if (first_bytes.substr(0, 4) == "\x28\xb5\x2f\xfd") return std::make_unique<Zstandard>();
-  return nullptr;
-}
-
 }  // namespace
 
 std::string_view ForeignFormat(std::string_view text) {
@@ -148,7 +141,9 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
     return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
   }
   RETURN_IF_ERROR(reader->ReadRaw());
-  reader->decompressor_ = MakeDecompressor(reader->raw_);
+  const std::string_view format = ForeignFormat(reader->raw_);
+  if (format == "gzip") reader->decompressor_ = std::make_unique<Gzip>();
+  if (format == "zstd") reader->decompressor_ = std::make_unique<Zstandard>();
   return reader;
 }
 
@@ -267,6 +262,15 @@ absl::StatusOr<bool> LineReader::Next(std::string_view* line) {
   if (line_number_ == 1) found = WithoutMark(found);
   *line = found;
   return true;
+}
+
+absl::Status LineReader::ForEach(absl::FunctionRef<void(std::string_view line)> visit) {
+  std::string_view line;
+  for (;;) {
+    ASSIGN_OR_RETURN(const bool more, Next(&line));
+    if (!more) return absl::OkStatus();
+    visit(line);
+  }
 }
 
 }  // namespace deepnet

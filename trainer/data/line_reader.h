@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -37,10 +38,13 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // The next line without its end ("\n" or "\r\n") and, at the beginning, without UTF-8's byte
-  // order mark, valid until the next call. False: no more lines. Fails naming the file if it cannot
-  // be read, is UTF-16, or its compressed form is damaged, cut or a bomb.
+  // The next line without its end ("\n" or "\r\n") and UTF-8's byte order mark, valid until the
+  // next call. False: no more lines. Fails naming the file if it cannot be read, is UTF-16, or its
+  // compressed form is damaged, cut or a bomb.
   absl::StatusOr<bool> Next(std::string_view* line);
+
+  // Calls `visit` with each of the lines that are left.
+  absl::Status ForEach(absl::FunctionRef<void(std::string_view line)> visit);
 
   // Goes on reading behind line `line_number`, where `text_offset` is what text_offset() was. A
   // compressed file is decompressed up to there. file_hash() then says nothing.

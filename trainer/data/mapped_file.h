@@ -23,7 +23,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
 
   // OK, or DataLoss naming the file once a page could not be read since SurviveLostPages(): bytes()
-  // are zeros from there on. Ask after reading, before what was read is used.
+  // are zeros from there on. Ask before what was read is used.
   absl::Status Intact() const;
 
   struct Mapping;  // what the handler of SIGBUS knows of a file

@@ -1,5 +1,4 @@
-// The view of a corpus that the data order has: directions, their numbers of pairs, the lengths of
-// the pairs. It has no tokens, so a test or a benchmark can make one up.
+// The view of a corpus that the data order has. It has no tokens, so a test can make one up.
 #pragma once
 
 #include <algorithm>

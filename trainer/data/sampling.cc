@@ -26,16 +26,6 @@ double PortableLog(double x) {
   return 2.0 * s * sum + exponent * kLn2;
 }
 
-// floor((factor_a * factor_b + sum * 2^-32 * phase) / sum) without overflow.
-int64_t Quotient(int64_t factor_a, unsigned __int128 factor_b, int64_t sum, uint32_t phase) {
-  const unsigned __int128 product = static_cast<unsigned __int128>(factor_a) * factor_b;
-  const unsigned __int128 offset = static_cast<unsigned __int128>(sum) * phase >> 32;
-  return static_cast<int64_t>((product + offset) / static_cast<unsigned __int128>(sum));
-}
-
-// Golden-ratio steps spread the directions evenly over one pair.
-uint32_t PhaseOf(int direction) { return static_cast<uint32_t>(direction) * 0x9E3779B9U; }
-
 constexpr uint32_t kNumRounds = 6;
 constexpr int kMinHalfBits = 2;
 
@@ -104,13 +94,18 @@ SamplingPlan::SamplingPlan(std::span<const int64_t> counts, std::vector<Sampling
 }
 
 int64_t SamplingPlan::NumDrawn(int direction, int64_t window) const {
+  // Golden-ratio steps spread the directions evenly over one pair.
+  const uint32_t phase = static_cast<uint32_t>(direction) * 0x9E3779B9U;
   int64_t drawn = 0;
   for (size_t k = 0; k < phases_.size() && phases_[k].first_window < window; ++k) {
     const int64_t end =
         k + 1 < phases_.size() ? std::min(window, phases_[k + 1].first_window) : window;
+    // floor(draws weight / sum + 2^-32 phase) without overflow.
     const auto draws = static_cast<unsigned __int128>(end - phases_[k].first_window) *
                        static_cast<unsigned __int128>(pairs_per_window_);
-    drawn += Quotient(weights_[k][direction], draws, weight_sums_[k], PhaseOf(direction));
+    const auto sum = static_cast<unsigned __int128>(weight_sums_[k]);
+    const auto weight = static_cast<unsigned __int128>(weights_[k][direction]);
+    drawn += static_cast<int64_t>((weight * draws + (sum * phase >> 32)) / sum);
   }
   return drawn;
 }

@@ -1,10 +1,9 @@
 // Temperature sampling of directions in closed form, and shuffles that can be asked at one place:
 // no lists, no state.
 //
-// Direction i is drawn with share p_i ~ (n_i / sum n)^(1/T). There is no dice: after w windows of P
-// pairs it has given the integer part of w P p_i (plus a fixed phase, so that directions do not all
-// advance at once). At T = 1 the shares are the sizes, and after sum n pairs each direction has
-// given each of its pairs exactly once.
+// Direction i is drawn with share p_i ~ (n_i / sum n)^(1/T): after w windows of P pairs it has
+// given the integer part of w P p_i (plus a fixed phase, so that directions do not all advance at
+// once).
 #pragma once
 
 #include <cstdint>
@@ -57,13 +56,11 @@ struct PermutationKey {
   uint32_t epoch = 0;
 };
 
-// Returns entry `position` of the permutation of 0 .. size-1; 0 <= position < size. Each value
-// comes exactly once. It is a Feistel network of six rounds over the next even power of two, walked
-// until it lands inside; some 0.3 microseconds. Frozen vectors: sampling_test.cc.
+// Returns entry `position` of the permutation of 0 .. size-1. It is a Feistel network of six rounds
+// over the next even power of two, walked until it lands inside. Frozen vectors: sampling_test.cc.
 int64_t Permute(const PermutationKey& key, int64_t size, int64_t position);
 
-// Returns a number in [0, bound), a function of (key, window, index), near enough to uniform for
-// bound < 2^32; for the shuffle of the microbatches of a window.
+// Returns a number in [0, bound), for the shuffle of the microbatches of a window.
 uint32_t BoundedNumber(PhiloxKey key, uint64_t window, uint32_t index, uint32_t bound);
 
 }  // namespace deepnet

@@ -140,8 +140,6 @@ bool IsNormalizationName(std::string_view normalization) {
          normalization == "identity";
 }
 
-SentenceSample::SentenceSample(const SentenceSampleSpec& spec) : spec_(spec) {}
-
 SentenceSample::Language& SentenceSample::Entry(std::string_view language) {
   const auto [entry, is_new] = languages_.try_emplace(std::string(language));
   if (is_new) entry->second.hash = HashBytes(language, spec_.seed);
@@ -213,9 +211,7 @@ void SentenceSample::Shrink(int64_t max_sentences, int64_t max_bytes) {
   }
   Count();
   if (num_items_ > max_sentences) CutTo(max_sentences);
-  while (num_bytes_ > max_bytes && num_items_ > 1) {
-    CutTo(num_items_ / 8 * 7);
-  }
+  while (num_bytes_ > max_bytes && num_items_ > 1) CutTo(num_items_ / 8 * 7);
 }
 
 std::vector<std::string> SentenceSample::Take() {

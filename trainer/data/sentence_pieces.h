@@ -24,11 +24,10 @@ struct SentenceSampleSpec {
 // Every distinct sentence has a priority, a hash of (seed, language, text); a language keeps those
 // below its threshold. When memory is full, each language's threshold falls so far that its share
 // is lines^(1/T): with T = 5 the language that is in every pair (English) does not drown the rest.
-// A sentence that comes again has the same priority and is taken once. The sample depends on the
-// set of sentences and their order by language, not on time or threads.
+// A sentence that comes again has the same priority and is taken once.
 class SentenceSample {
  public:
-  explicit SentenceSample(const SentenceSampleSpec& spec);
+  explicit SentenceSample(const SentenceSampleSpec& spec) : spec_(spec) {}
 
   // Returns true if the sentence was taken.
   bool Add(std::string_view language, std::string_view sentence);
@@ -39,8 +38,7 @@ class SentenceSample {
   uint64_t Priority(std::string_view language, std::string_view sentence) const;
   uint64_t Threshold(std::string_view language) const;  // falls with time
 
-  // Returns the sample, languages one after the other, in order of priority. The object is empty
-  // afterwards.
+  // Returns the sample, languages one after the other, in order of priority. Once.
   std::vector<std::string> Take();
 
  private:
@@ -91,7 +89,7 @@ class SentencePieces {
   virtual std::vector<int> Encode(std::string_view text) const = 0;
 
   // Returns the up to `count` most probable ways to cut `text`, the best one first; none where the
-  // model is not a unigram model. A function of model, text and count.
+  // model is not a unigram model.
   virtual std::vector<Segmentation> NBest(std::string_view text, int count) const = 0;
 
   // Pieces of `text` as the text has them, "▁" for a space; unknown characters as they are.
@@ -111,8 +109,7 @@ struct PieceTraining {
 bool IsNormalizationName(std::string_view normalization);
 
 // Learns a model from `sentences`; its specials have this project's ids. Fewer pieces than asked
-// for come out where the text holds no more. The same input gives the same bytes. Returns an error
-// text, empty if all went well.
+// for come out where the text holds no more. Returns an error text, empty if all went well.
 std::string TrainSentencePieces(const PieceTraining& training,
                                 const std::vector<std::string>& sentences,
                                 std::string* model_bytes);

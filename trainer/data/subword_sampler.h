@@ -1,8 +1,7 @@
 // Subword regularization (Kudo, 2018, arXiv:1804.10959): a sentence is cut anew each time it is
-// drawn, into a segmentation x of the n best with probability proportional to P(x)^alpha.
-//
-// Which one is a function of (seed, direction, number of the draw) and of the room there is, so it
-// depends on no layout, no order and no earlier step (docs/design/random.md).
+// drawn, into a segmentation x of the n best with probability proportional to P(x)^alpha. Which one
+// is a function of (seed, direction, number of the draw) and of the room there is
+// (docs/design/random.md).
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,7 @@
 namespace deepnet {
 
 // Returns the pieces that are reserved on each side of a pair beyond those of its best
-// segmentation: what one of the n best has more on average, a third of log2 n rounded up, whatever
-// the sentence's length. 0 without data.subword_alpha.
+// segmentation: what one of the n best has more on average, a third of log2 n rounded up.
 int32_t SubwordRoom(const DataSpec& spec);
 
 // Identifies one side of a draw.
@@ -39,8 +37,7 @@ class SubwordSampler {
                                              const Vocabulary* vocabulary);
 
   // Returns the sentence of the pieces `stored` in at most `most` >= stored.size() pieces. Tags in
-  // front stay. A sentence that cannot be read back from its pieces, as one with <unk>, comes back
-  // as it is.
+  // front stay. A sentence that cannot be read back from its pieces comes back as it is.
   std::vector<int32_t> Cut(std::span<const int32_t> stored, size_t most,
                            const SubwordKey& key) const;
 

@@ -104,7 +104,6 @@ absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
     vocabulary.to_model_.push_back(-1);
     hash = HashBytes(language, hash);
   }
-  vocabulary.size_ = static_cast<int32_t>(vocabulary.to_model_.size());
   vocabulary.languages_ = std::move(languages);
   vocabulary.hash_ = absl::StrFormat("%016x", hash);
   return vocabulary;
@@ -128,7 +127,7 @@ std::string Vocabulary::Decode(std::span<const int32_t> ids) const {
   std::vector<int> model_ids;
   model_ids.reserve(ids.size());
   for (const int32_t id : ids) {
-    DEEPNET_CHECK(0 <= id && id < size_) << "token " << id << " of " << size_;
+    DEEPNET_CHECK(0 <= id && id < size()) << "token " << id << " of " << size();
     if (id >= kUnk && to_model_[id] >= 0) model_ids.push_back(to_model_[id]);
   }
   return pieces_->Decode(model_ids);
@@ -147,7 +146,7 @@ std::vector<int32_t> Vocabulary::TagIds() const {
 }
 
 std::string Vocabulary::Piece(int32_t id) const {
-  DEEPNET_CHECK(0 <= id && id < size_) << "token " << id << " of " << size_;
+  DEEPNET_CHECK(0 <= id && id < size()) << "token " << id << " of " << size();
   if (id >= first_tag()) return Tag(languages_[id - first_tag()]);
   if (id < kFirstPiece) return kSpecialPieces[id];
   return pieces_->Piece(to_model_[id]);

@@ -2,12 +2,6 @@
 //
 // Ids: <s> 0, <pad> 1, </s> 2, <unk> 3, then the model's other pieces in the model's order, then
 // the tags __xx__ in sorted order. Whatever ids the model itself gives its specials are mapped.
-//
-// Example:
-//   ASSIGN_OR_RETURN(const Vocabulary vocabulary,
-//                    Vocabulary::Open("corpus/tokenizer.model", {"de", "en"}));
-//   vocabulary.Encode("Hallo Welt");  // {1042, 77, 913}
-//   vocabulary.TagId("de");           // size() - 2
 #pragma once
 
 #include <cstdint>
@@ -39,9 +33,8 @@ absl::StatusOr<std::vector<std::string>> ReadLanguages(FileSystem& fs, const std
 // Immutable; all methods are safe from several threads. Cheap to move, not copyable.
 class Vocabulary {
  public:
-  // Reads a SentencePiece model file. `languages` in any order ("de", not "__de__"); repeats are
-  // one. Fails naming the file if it is no model, naming the language if it is no tag, and naming
-  // the piece if a tag is already a piece.
+  // Reads a SentencePiece model file. `languages` ("de", not "__de__") in any order, repeats are
+  // one. Fails naming a file that is no model, a language that is no tag, a piece that is one.
   static absl::StatusOr<Vocabulary> Open(const std::string& model_file,
                                          std::vector<std::string> languages);
 
@@ -53,12 +46,10 @@ class Vocabulary {
   // into pieces.
   std::vector<int32_t> Encode(std::string_view text) const;
 
-  // Returns the up to `count` most probable ways to cut `text`, the best one first; none where the
-  // tokenizer is not a unigram model.
+  // See SentencePieces::NBest.
   std::vector<Segmentation> NBest(std::string_view text, int count) const;
 
-  // Returns the text of `ids`; specials and tags are skipped, <unk> becomes the model's surface for
-  // it.
+  // Returns the text of `ids` without specials and tags; <unk> becomes the model's surface for it.
   std::string Decode(std::span<const int32_t> ids) const;
 
   // Returns the id of __language__; nothing where the vocabulary has no such tag.
@@ -70,8 +61,8 @@ class Vocabulary {
   // Returns an id in print: "<pad>", "▁the", "__de__".
   std::string Piece(int32_t id) const;
 
-  int32_t size() const { return size_; }  // specials, pieces, tags
-  int32_t first_tag() const { return size_ - static_cast<int32_t>(languages_.size()); }
+  int32_t size() const { return static_cast<int32_t>(to_model_.size()); }  // with specials, tags
+  int32_t first_tag() const { return size() - static_cast<int32_t>(languages_.size()); }
   const std::vector<std::string>& languages() const { return languages_; }  // sorted
   // Hexadecimal hash of the model's bytes and the tags.
   const std::string& hash() const { return hash_; }
@@ -83,7 +74,6 @@ class Vocabulary {
   std::vector<std::string> languages_;
   std::vector<int32_t> to_model_;    // our id -> the model's; -1 for specials it lacks and for tags
   std::vector<int32_t> from_model_;  // the model's id -> ours
-  int32_t size_ = 0;
   std::string hash_;
 };
 
