@@ -176,7 +176,7 @@ MUTANTS = {
     "a-torn-line-alone-stays": (
         "trainer/telemetry/metrics.cc", "return dropped || !line.empty() ?", "return dropped ?", "trainer_metrics_test"),
     "the-last-line-is-the-longest": (
-        DATA + "prepare/held_out.cc", "longest = std::max(longest, pieces);", "longest = pieces;",
+        DATA + "prepare/prepare.cc", "longest = std::max(longest, pieces);", "longest = pieces;",
         "trainer_data_prepare_test --gtest_filter=Prepare.MakesACorpus*"),
     "tokenizers-outlive-their-text": (
         DATA + "prepare/tokenizer.cc",

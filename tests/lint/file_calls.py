@@ -77,11 +77,12 @@ REASONS = {
     "trainer/data/prepare/folder.cc": {
         "O_RDWR | O_CREAT": "the lock; O_NOFOLLOW, and nothing is written",
         "DeleteTree(context_.temporary)": UNFINISHED,
-        "files_->Delete(path)": "a link with that name",
-        "files_->Delete(manifest)": "the corpus that is replaced",
-        "DeleteIfThere(*files_, JoinPath(context_.output, file.name()))": "a file that its manifest lists",
-        "files_->DeleteTree(path));": "in the folder whose name ends in kUnfinishedEnd",
-        "DeleteIfThere(*files_, context_.OutputScratch())": "a name that only Publish() gives",
+        "DeleteTree(context.temporary)": UNFINISHED,
+        "files->Delete(path)": "a link with that name",
+        "files->Delete(manifest)": "the corpus that is replaced",
+        "DeleteIfThere(*context.files, JoinPath(context.output, file.name()))": "a file that its manifest lists",
+        "files->DeleteTree(path));": "in the folder whose name ends in kUnfinishedEnd",
+        "OutputScratch())": "a name that only Publish() gives",
     },
     "trainer/data/corpus_shard.cc": {
         "unlink(earlier.c_str())": OWN_FOLDER,

@@ -37,10 +37,8 @@ std::string_view Name(DropReason reason) {
   return kNames[static_cast<size_t>(reason)];
 }
 
-uint64_t HeldOutSentences::LanguageHash(std::string_view language) { return HashBytes(language); }
-
 void HeldOutSentences::Add(std::string_view language, std::string_view sentence) {
-  hashes_.push_back(HashBytes(sentence, LanguageHash(language)));
+  hashes_.push_back(HashBytes(sentence, HashBytes(language)));
 }
 
 void HeldOutSentences::Seal() {
@@ -67,8 +65,8 @@ TextFilter::TextFilter(const CleaningSpec& spec, std::vector<std::string> langua
 
 TextFilter::LanguagePair TextFilter::LanguagePair::Of(const LanguagePairTexts& texts,
                                                       const ParallelFiles& files) {
-  return {.first_hash = HeldOutSentences::LanguageHash(texts.first),
-          .second_hash = HeldOutSentences::LanguageHash(texts.second),
+  return {.first_hash = HashBytes(texts.first),
+          .second_hash = HashBytes(texts.second),
           .score_threshold = files.score_threshold.value_or(0.0)};
 }
 
@@ -160,9 +158,7 @@ LanguagePairReport MakePairReport(const LanguagePairTexts& texts, std::string_vi
 std::string DropWarning(const LanguagePairReport& counts) {
   const int64_t dropped = counts.lines() - counts.kept();
   if (dropped <= counts.lines() / 2) return "";
-  const auto most =
-      std::max_element(counts.dropped().begin(), counts.dropped().end(),
-                       [](const auto& a, const auto& b) { return a.lines() < b.lines(); });
+  const auto most = std::ranges::max_element(counts.dropped(), {}, &DropCount::lines);
   DEEPNET_CHECK(most != counts.dropped().end());
   return absl::StrCat(DirectionsOf(counts).front().Name(), ", ", counts.split(), ": ",
                       WithCommas(dropped), " of ", WithCommas(counts.lines()),
@@ -177,13 +173,12 @@ void AddCounts(const LanguagePairReport& block, LanguagePairReport* report) {
   report->set_second_tokens(report->second_tokens() + block.second_tokens());
   report->set_longest(std::max(report->longest(), block.longest()));
   for (const DropCount& drop : block.dropped()) {
-    const auto found = std::find_if(report->dropped().begin(), report->dropped().end(),
-                                    [&](const auto& it) { return it.reason() == drop.reason(); });
-    if (found == report->dropped().end()) {
-      *report->add_dropped() = drop;
+    auto& sums = *report->mutable_dropped();
+    const auto sum = std::ranges::find(sums, drop.reason(), &DropCount::reason);
+    if (sum == sums.end()) {
+      *sums.Add() = drop;
     } else {
-      auto& sum = *report->mutable_dropped(static_cast<int>(found - report->dropped().begin()));
-      sum.set_lines(sum.lines() + drop.lines());
+      sum->set_lines(sum->lines() + drop.lines());
     }
   }
 }

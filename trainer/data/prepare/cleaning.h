@@ -37,14 +37,13 @@ inline constexpr int kNumDropReasons = static_cast<int>(DropReason::kLengthRatio
 // Returns the name that reports use: "duplicate", "too long".
 std::string_view Name(DropReason reason);
 
-// Hashes of the sentences of dev and test, by language. 8 bytes a sentence.
+// Hashes of the sentences of dev and test, by HashBytes of the language. 8 bytes a sentence.
 class HeldOutSentences {
  public:
   void Add(std::string_view language, std::string_view sentence);
   void Seal();  // once, after the last Add and before the first Contains
   bool Contains(uint64_t language_hash, std::string_view sentence) const;
   uint64_t Digest() const;  // of all of them, once sealed
-  static uint64_t LanguageHash(std::string_view language);
 
  private:
   std::vector<uint64_t> hashes_;  // sorted once sealed
@@ -59,7 +58,7 @@ class TextFilter {
              const HeldOutSentences* held_out);
 
   struct LanguagePair {
-    uint64_t first_hash = 0;  // HeldOutSentences::LanguageHash
+    uint64_t first_hash = 0;  // HashBytes of the language
     uint64_t second_hash = 0;
     double score_threshold = 0.0;  // only where the pair has a score
     bool is_training = true;       // dev and test are only checked for being text
@@ -102,18 +101,14 @@ void SetLengths(int64_t first, int64_t second, int32_t longest, LanguagePairRepo
 // Adds the lines and pairs of a block to those of its language pair; means are left out.
 void AddCounts(const LanguagePairReport& block, LanguagePairReport* report);
 
-// Returns what a person is told of a text of which more than half of the lines are dropped, with
-// the reason of most of them; empty of any other.
+// Returns what a person is told of a text that loses more than half of its lines; empty of any
+// other.
 std::string DropWarning(const LanguagePairReport& counts);
 
-// Finds the lines that repeat an earlier one, among billions, in bounded memory.
-//
-// Lines are compared by 64-bit hashes (with a billion lines the chance that any two different ones
-// are taken for equal is 3 %; then one line too many is dropped). Up to `memory_records` of them
-// stay in memory; beyond, all go to 256 files by the hash's top byte, and each file is sorted on
-// its own, in several rounds if it is larger than memory.
-//
-// Memory: 16 bytes x memory_records, and one bit a line for the result.
+// Finds the lines that repeat an earlier one, among billions, by 64-bit hashes: with a billion
+// lines the chance that any two different ones are taken for equal is 3 %. Up to `memory_records`
+// of them stay in memory, 16 bytes each; beyond, all go to 256 files by the hash's top byte, and
+// each file is sorted on its own, in several rounds if it is larger than memory.
 class DuplicateFinder {
  public:
   // Spills to files under `folder`, which exists; they are removed by Finish().
@@ -125,8 +120,7 @@ class DuplicateFinder {
   // Adds line `line` (from 0, ascending). Lines never added are no duplicates.
   absl::Status Add(int64_t line, uint64_t hash);
 
-  // Returns a bit set: bit (line % 64) of word line / 64 is set where an earlier line had the same
-  // hash.
+  // Returns a bit a line: bit (line % 64) of word line / 64 is set for a duplicate.
   absl::StatusOr<std::vector<uint64_t>> Finish();
 
  private:

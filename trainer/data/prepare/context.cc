@@ -54,17 +54,14 @@ absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
 absl::Status PrepareContext::Keep(const std::string& name, const PreparedPart& part) {
   has_parts = true;
   for (const CorpusFile& file : part.files()) {
-    RETURN_IF_ERROR(
-        MakePosixFileSystem()->Rename(JoinPath(OwnFolder(), file.name()), parts.Path(file.name())));
+    RETURN_IF_ERROR(files->Rename(JoinPath(OwnFolder(), file.name()), parts.Path(file.name())));
   }
   return parts.Keep(name, part);
 }
 
-FileSeenFn PrepareContext::NoteInput() {
-  return [this](const LineReader& reader) {
-    const auto found = inputs.find(reader.path());
-    if (found != inputs.end()) found->second.set_hash(reader.file_hash());
-  };
+void PrepareContext::NoteInput(const LineReader& file) {
+  const auto found = inputs.find(file.path());
+  if (found != inputs.end()) found->second.set_hash(file.file_hash());
 }
 
 absl::Status PrepareContext::JudgeTexts(
@@ -81,7 +78,8 @@ absl::Status PrepareContext::JudgeTexts(
       if (!more) break;
       RETURN_IF_ERROR(visit(filter.Judge(languages, &pair), pair, *reader));
     }
-    if (!languages.is_training) reader->ForEachFile(NoteInput());
+    if (languages.is_training) continue;
+    for (const auto& file : reader->files()) NoteInput(*file);
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,9 @@
-// PrepareContext is shared by the stages of Prepare(): it holds what was asked for, the ranks, and
-// what earlier stages have found.
+// PrepareContext has what the stages of Prepare() share: options, ranks, what earlier stages found.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,12 +27,11 @@ struct PrepareContext {
   bool IsFirst() const { return world.rank() == 0; }
   // Returns the ranks that do `count` things which are dealt in turn.
   std::vector<int> OwnersInTurn(size_t count) const;
-  bool IsMine(size_t number) const;                             // of those
-  std::string Scratch() const { return temporary + kScratch; }  // for finished parts
-  // Its name once the corpus is published.
-  std::string OutputScratch() const { return output + kScratch; }
-  // For unfinished files: of this rank in this preparation alone, so that a rank that a killed job
-  // left overwrites nothing that others read.
+  bool IsMine(size_t number) const;                                // of those
+  std::string Scratch() const { return temporary + kScratch; }     // for finished parts
+  std::string OutputScratch() const { return output + kScratch; }  // once the corpus is published
+  // For unfinished files, of this rank in this preparation alone: a rank that a killed job left
+  // overwrites nothing.
   std::string OwnFolder() const;
   double Seconds() const { return SecondsNow() - start; }
   void Say(const std::string& line) const;
@@ -45,12 +44,12 @@ struct PrepareContext {
   absl::StatusOr<std::vector<PreparedPart>> AllGatherParts(const CorpusParts& mine,
                                                            const std::vector<int>& owners);
 
-  // Keeps a part that this rank has finished: moves its files from OwnFolder() to `parts`. A file
-  // of that name there has the same contents and is replaced; whoever has it open goes on with it.
+  // Keeps a part that this rank has finished: moves its files from OwnFolder() to `parts`, where
+  // one of that name has the same contents.
   absl::Status Keep(const std::string& name, const PreparedPart& part);
 
   // Notes the hash of an input once it was read to its end.
-  FileSeenFn NoteInput();
+  void NoteInput(const LineReader& file);
 
   // Returns the filter of this corpus's text; `held_out` is sealed before training text is judged.
   TextFilter Filter() const { return {spec.cleaning(), languages, &held_out}; }
@@ -70,6 +69,7 @@ struct PrepareContext {
   const ProgressFn& progress;
   const PrepareOptions& options;
 
+  const std::unique_ptr<FileSystem> files = MakePosixFileSystem();
   SelfCommunicator alone = {};
   Communicator& world = options.world != nullptr ? *options.world : alone;
   // Becomes `output`, or lies in it if that is a mount point.

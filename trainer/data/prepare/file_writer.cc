@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -12,18 +11,15 @@
 
 namespace deepnet {
 
-FileWriter::FileWriter(std::string path, std::string name, FILE* file)
-    : path_(std::move(path)), name_(std::move(name)), file_(file, fclose) {}
-
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& folder,
                                                                const std::string& name) {
-  std::string path = absl::StrCat(folder, "/", name);
+  const std::string path = absl::StrCat(folder, "/", name);
+  auto writer = std::unique_ptr<FileWriter>(new FileWriter(path));
+  writer->description_.set_name(name);
   unlink(path.c_str());
-  FILE* file = fopen(path.c_str(), "wbx");  // a new file, and no link's target
-  if (file == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
-  }
-  return std::unique_ptr<FileWriter>(new FileWriter(std::move(path), name, file));
+  writer->file_.reset(fopen(path.c_str(), "wbx"));  // a new file, and no link's target
+  if (writer->file_ == nullptr) return writer->Failure();
+  return writer;
 }
 
 absl::StatusOr<CorpusFile> FileWriter::Write(const std::string& folder, const std::string& name,
@@ -35,21 +31,19 @@ absl::StatusOr<CorpusFile> FileWriter::Write(const std::string& folder, const st
 
 bool FileWriter::Append(std::string_view bytes) {
   hasher_.Update(bytes);
-  num_bytes_ += static_cast<int64_t>(fwrite(bytes.data(), 1, bytes.size(), file_.get()));
-  num_wanted_ += static_cast<int64_t>(bytes.size());
-  return num_bytes_ == num_wanted_;
+  description_.set_bytes(description_.bytes() + static_cast<int64_t>(bytes.size()));
+  complete_ = complete_ && fwrite(bytes.data(), 1, bytes.size(), file_.get()) == bytes.size();
+  return complete_;
 }
 
 absl::StatusOr<CorpusFile> FileWriter::Finish() {
-  if (fflush(file_.get()) != 0 || fsync(fileno(file_.get())) != 0 || num_bytes_ != num_wanted_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
-  }
-  CorpusFile file;
-  file.set_name(name_);
-  file.set_bytes(num_bytes_);
-  file.set_hash(hasher_.Digest());
-  return file;
+  if (fflush(file_.get()) != 0 || fsync(fileno(file_.get())) != 0 || !complete_) return Failure();
+  description_.set_hash(hasher_.Digest());
+  return description_;
+}
+
+absl::Status FileWriter::Failure() const {
+  return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path_, ": ", strerror(errno)));
 }
 
 }  // namespace deepnet

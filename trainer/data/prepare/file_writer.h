@@ -1,11 +1,11 @@
 // A file being written front to back, with its hash.
 #pragma once
 
-#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -31,13 +31,13 @@ class FileWriter {
   absl::StatusOr<CorpusFile> Finish();
 
  private:
-  FileWriter(std::string path, std::string name, FILE* file);
+  explicit FileWriter(std::string path) : path_(std::move(path)) {}
+  absl::Status Failure() const;
 
   const std::string path_;
-  const std::string name_;
-  const std::unique_ptr<FILE, int (*)(FILE*)> file_;
-  int64_t num_bytes_ = 0;
-  int64_t num_wanted_ = 0;
+  std::unique_ptr<FILE, int (*)(FILE*)> file_{nullptr, fclose};
+  bool complete_ = true;    // so far
+  CorpusFile description_;  // without the hash
   ContentHasher hasher_;
 };
 

@@ -1,5 +1,3 @@
-#include "trainer/data/prepare/folder.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,9 +13,12 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 
+#include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"
+#include "trainer/data/prepare/stages.h"
 
 namespace deepnet {
 namespace {
@@ -71,23 +72,12 @@ absl::StatusOr<std::string> DifferenceFrom(const PrepareContext& context,
   return std::string();
 }
 
-}  // namespace
-
-CorpusFolder::CorpusFolder(PrepareContext& context)
-    : context_(context), files_(MakePosixFileSystem()) {}
-
-CorpusFolder::~CorpusFolder() {
-  const bool is_used = context_.world.size() > 1 && !context_.all_have_ended;
-  if (owns_temporary_ && !context_.has_parts && !is_used) {
-    files_->DeleteTree(context_.temporary).IgnoreError();
-  }
-  if (lock_ >= 0) close(lock_);
-}
-
-absl::Status CorpusFolder::TakeLock(const std::string& path) {
-  lock_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-  if (lock_ < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
-  if (flock(lock_, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+// Takes an advisory lock on the file `path`, which lasts until `*lock` is closed. Fails if another
+// process has it. On a file system without locks there is none to take: a warning says so.
+absl::Status TakeLock(const PrepareContext& context, const std::string& path, int* lock) {
+  *lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+  if (*lock < 0) return absl::UnavailableError(absl::StrCat(path, ": ", strerror(errno)));
+  if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   switch (const int error = errno) {
     case EWOULDBLOCK:
       return absl::FailedPreconditionError(
@@ -96,16 +86,139 @@ absl::Status CorpusFolder::TakeLock(const std::string& path) {
     case ENOLCK:
     case ENOSYS:
     case EOPNOTSUPP:
-      context_.Warn(absl::StrCat("no locks on this file system (", path, ": ", strerror(error),
-                                 "): run no other prepare of this corpus at the same time"));
+      context.Warn(absl::StrCat("no locks on this file system (", path, ": ", strerror(error),
+                                "): run no other prepare of this corpus at the same time"));
       return absl::OkStatus();
     default:
       return absl::UnavailableError(absl::StrCat("cannot lock ", path, ": ", strerror(error)));
   }
 }
 
-// In the temporary folder, and so nobody else's.
-std::string CorpusFolder::ReplacedPath() const { return context_.Scratch() + "/replaced"; }
+// Returns true if the output is a mount point: it keeps its name, so the temporary folder lies in
+// it.
+bool IsInside(const PrepareContext& context) {
+  return ParentFolder(context.temporary) == context.output;
+}
+
+// Returns where Publish() puts a corpus that it replaces: in the temporary folder, and so nobody
+// else's.
+std::string ReplacedPath(const PrepareContext& context) { return context.Scratch() + "/replaced"; }
+
+// The manifest of an earlier corpus goes first and that of the new one comes last: in between the
+// folder is no corpus, and the next start calls this again.
+absl::Status PublishInside(const PrepareContext& context) {
+  const std::string manifest = JoinPath(context.output, kCorpusManifest);
+  if (const auto earlier = ReadManifest(context.output); earlier.ok()) {
+    RETURN_IF_ERROR(context.files->Delete(manifest));
+    for (const CorpusFile& file : earlier->files()) {
+      RETURN_IF_ERROR(DeleteIfThere(*context.files, JoinPath(context.output, file.name())));
+    }
+  }
+  ASSIGN_OR_RETURN(const auto names, context.files->List(context.temporary));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(context.temporary, name);
+    if (path == context.Scratch() || name == kCorpusManifest) continue;
+    RETURN_IF_ERROR(context.files->Rename(path, JoinPath(context.output, name)));
+  }
+  RETURN_IF_ERROR(context.files->SyncFolder(context.output));
+  RETURN_IF_ERROR(context.files->Rename(JoinPath(context.temporary, kCorpusManifest), manifest));
+  RETURN_IF_ERROR(context.files->DeleteTree(context.temporary));
+  return context.files->SyncFolder(context.output);
+}
+
+// After a process that was killed in Publish().
+absl::Status FinishPublishing(const PrepareContext& context) {
+  if (IsInside(context)) {
+    ASSIGN_OR_RETURN(const bool complete,
+                     Exists(*context.files, JoinPath(context.temporary, kCorpusManifest)));
+    return complete ? PublishInside(context) : absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const bool exists, Exists(*context.files, context.output));
+  ASSIGN_OR_RETURN(const bool replaced, Exists(*context.files, ReplacedPath(context)));
+  return replaced && !exists ? context.files->Rename(ReplacedPath(context), context.output)
+                             : absl::OkStatus();
+}
+
+// Deletes what an earlier preparation left in the temporary folder, except finished parts.
+absl::Status TidyUp(PrepareContext& context) {
+  ASSIGN_OR_RETURN(const auto names, context.files->List(context.temporary));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(context.temporary, name);
+    if (path != context.Scratch()) RETURN_IF_ERROR(context.files->DeleteTree(path));
+  }
+  ASSIGN_OR_RETURN(const auto parts, context.files->List(context.Scratch()));
+  for (const std::string& name : parts) {
+    const std::string path = JoinPath(context.Scratch(), name);
+    context.has_parts = context.has_parts || absl::EndsWith(name, ".part");
+    ASSIGN_OR_RETURN(const FileType type, context.files->TypeOf(path));
+    const bool is_part = type == FileType::kFile && !absl::StartsWith(name, "table") &&
+                         !absl::EndsWith(name, kClaimEnd) && !IsUnusedName(name);
+    if (!is_part) RETURN_IF_ERROR(context.files->DeleteTree(path));
+  }
+  return absl::OkStatus();
+}
+
+// Returns the report of a corpus that is there already, if it is the one asked for; nothing if the
+// place is free or may be replaced.
+absl::StatusOr<std::optional<CorpusReport>> FindExisting(const PrepareContext& context) {
+  ASSIGN_OR_RETURN(const FileType type, context.files->TypeOf(context.output));
+  if (type == FileType::kNone) return std::nullopt;
+  if (type != FileType::kFolder) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context.output, " is a file, not a folder"));
+  }
+  ASSIGN_OR_RETURN(std::vector<std::string> names, context.files->List(context.output));
+  std::erase_if(names, [](const std::string& name) {  // what a file system has, and what is ours
+    return name == "lost+found" || absl::StartsWith(name, ".deepnet-");
+  });
+  if (names.empty()) return std::nullopt;
+  const absl::StatusOr<Corpus> corpus = Corpus::Open(context.output);
+  const bool has_manifest = std::count(names.begin(), names.end(), kCorpusManifest) > 0;
+  if (absl::IsNotFound(corpus.status()) && !has_manifest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context.output, " exists and is no prepared corpus"));
+  }
+  std::string difference = std::string(corpus.status().message());
+  bool usable = corpus.ok();
+  if (usable) {
+    ASSIGN_OR_RETURN(difference, DifferenceFrom(context, corpus->manifest()));
+    const absl::Status intact =
+        difference.empty() ? CheckExisting(context, *corpus) : absl::OkStatus();
+    usable = intact.ok();
+    if (!usable) difference = std::string(intact.message());
+    if (difference.empty()) {
+      context.Say(absl::StrCat("reusing ", context.output, ": same spec, same input files"));
+      CorpusReport report = corpus->manifest().report();
+      report.set_folder(context.output);
+      report.set_reused(true);
+      RETURN_IF_ERROR(
+          DeleteIfThere(*context.files, context.OutputScratch()));  // what a killed Publish left
+      return report;
+    }
+  }
+  for (const auto& [path, input] : context.inputs) {
+    if (!LiesIn(path, context.output)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.folder: ", context.output, " holds the text ", path,
+                     " and would be replaced with it; move the text or choose another folder"));
+  }
+  if (context.spec.replace() || context.options.extend) return std::nullopt;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "data.folder: ", context.output,
+      usable ? " holds another corpus (" : " holds a corpus that cannot be used (", difference,
+      "); choose another folder, replace it with --set prepare.replace=true, or keep its "
+      "tokenizer and what is the same in it with --extend"));
+}
+
+}  // namespace
+
+CorpusFolder::~CorpusFolder() {
+  const bool is_used = context_.world.size() > 1 && !context_.all_have_ended;
+  if (owns_temporary_ && !context_.has_parts && !is_used) {
+    context_.files->DeleteTree(context_.temporary).IgnoreError();
+  }
+  if (lock_ >= 0) close(lock_);
+}
 
 PrepareSpec CanonicalSpec(PrepareSpec spec) {
   spec.clear_replace();
@@ -123,137 +236,39 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
                                                       error.message()));
   }
   const std::string lock_file =
-      IsInside() ? JoinPath(output.string(), ".deepnet-lock")
-                 : (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock"))
-                       .string();
-  RETURN_IF_ERROR(TakeLock(lock_file));
+      IsInside(context_)
+          ? JoinPath(output.string(), ".deepnet-lock")
+          : (output.parent_path() / absl::StrCat(".", output.filename().string(), ".lock"))
+                .string();
+  RETURN_IF_ERROR(TakeLock(context_, lock_file, &lock_));
   for (const std::string& path : {context_.temporary, context_.Scratch()}) {
-    ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
-    if (type == FileType::kLink) RETURN_IF_ERROR(files_->Delete(path));
+    ASSIGN_OR_RETURN(const FileType type, context_.files->TypeOf(path));
+    if (type == FileType::kLink) RETURN_IF_ERROR(context_.files->Delete(path));
   }
-  RETURN_IF_ERROR(FinishPublishing());
-  ASSIGN_OR_RETURN(std::optional<CorpusReport> existing, FindExisting());
+  RETURN_IF_ERROR(FinishPublishing(context_));
+  ASSIGN_OR_RETURN(std::optional<CorpusReport> existing, FindExisting(context_));
   if (existing.has_value()) return existing;
-  RETURN_IF_ERROR(files_->MakeFolder(context_.Scratch()));
+  RETURN_IF_ERROR(context_.files->MakeFolder(context_.Scratch()));
   owns_temporary_ = true;
-  RETURN_IF_ERROR(TidyUp());
+  RETURN_IF_ERROR(TidyUp(context_));
   return std::nullopt;
 }
 
-// After a process that was killed in Publish().
-absl::Status CorpusFolder::FinishPublishing() {
-  if (IsInside()) {
-    ASSIGN_OR_RETURN(const bool complete,
-                     Exists(*files_, JoinPath(context_.temporary, kCorpusManifest)));
-    return complete ? PublishInside() : absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const bool exists, Exists(*files_, context_.output));
-  ASSIGN_OR_RETURN(const bool replaced, Exists(*files_, ReplacedPath()));
-  return replaced && !exists ? files_->Rename(ReplacedPath(), context_.output) : absl::OkStatus();
-}
-
-absl::Status CorpusFolder::TidyUp() {
-  ASSIGN_OR_RETURN(const auto names, files_->List(context_.temporary));
-  for (const std::string& name : names) {
-    const std::string path = JoinPath(context_.temporary, name);
-    if (path != context_.Scratch()) RETURN_IF_ERROR(files_->DeleteTree(path));
-  }
-  ASSIGN_OR_RETURN(const auto parts, files_->List(context_.Scratch()));
-  for (const std::string& name : parts) {
-    const std::string path = JoinPath(context_.Scratch(), name);
-    context_.has_parts = context_.has_parts || absl::EndsWith(name, ".part");
-    ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(path));
-    const bool is_part = type == FileType::kFile && !absl::StartsWith(name, "table") &&
-                         !absl::EndsWith(name, kClaimEnd) && !IsUnusedName(name);
-    if (!is_part) RETURN_IF_ERROR(files_->DeleteTree(path));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::FindExisting() {
-  ASSIGN_OR_RETURN(const FileType type, files_->TypeOf(context_.output));
-  if (type == FileType::kNone) return std::nullopt;
-  if (type != FileType::kFolder) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context_.output, " is a file, not a folder"));
-  }
-  ASSIGN_OR_RETURN(std::vector<std::string> names, files_->List(context_.output));
-  std::erase_if(names, [](const std::string& name) {  // what a file system has, and what is ours
-    return name == "lost+found" || absl::StartsWith(name, ".deepnet-");
-  });
-  if (names.empty()) return std::nullopt;
-  const absl::StatusOr<Corpus> corpus = Corpus::Open(context_.output);
-  const bool has_manifest = std::count(names.begin(), names.end(), kCorpusManifest) > 0;
-  if (absl::IsNotFound(corpus.status()) && !has_manifest) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context_.output, " exists and is no prepared corpus"));
-  }
-  std::string difference = std::string(corpus.status().message());
-  bool usable = corpus.ok();
-  if (usable) {
-    ASSIGN_OR_RETURN(difference, DifferenceFrom(context_, corpus->manifest()));
-    const absl::Status intact =
-        difference.empty() ? CheckExisting(context_, *corpus) : absl::OkStatus();
-    usable = intact.ok();
-    if (!usable) difference = std::string(intact.message());
-    if (difference.empty()) {
-      context_.Say(absl::StrCat("reusing ", context_.output, ": same spec, same input files"));
-      CorpusReport report = corpus->manifest().report();
-      report.set_folder(context_.output);
-      report.set_reused(true);
-      RETURN_IF_ERROR(
-          DeleteIfThere(*files_, context_.OutputScratch()));  // what a killed Publish left
-      return report;
-    }
-  }
-  for (const auto& [path, input] : context_.inputs) {
-    if (!LiesIn(path, context_.output)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context_.output, " holds the text ", path,
-                     " and would be replaced with it; move the text or choose another folder"));
-  }
-  if (context_.spec.replace() || context_.options.extend) return std::nullopt;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "data.folder: ", context_.output,
-      usable ? " holds another corpus (" : " holds a corpus that cannot be used (", difference,
-      "); choose another folder, replace it with --set prepare.replace=true, or keep its "
-      "tokenizer and what is the same in it with --extend"));
-}
-
 absl::Status CorpusFolder::Publish() {
-  RETURN_IF_ERROR(files_->SyncFolder(context_.temporary));
-  if (IsInside()) return PublishInside();
-  ASSIGN_OR_RETURN(const bool exists, Exists(*files_, context_.output));
+  RETURN_IF_ERROR(context_.files->SyncFolder(context_.temporary));
+  if (IsInside(context_)) {
+    RETURN_IF_ERROR(PublishInside(context_));
+    owns_temporary_ = false;
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const bool exists, Exists(*context_.files, context_.output));
   if (exists) {  // empty, or to be replaced
-    RETURN_IF_ERROR(files_->Rename(context_.output, ReplacedPath()));
+    RETURN_IF_ERROR(context_.files->Rename(context_.output, ReplacedPath(context_)));
   }
-  RETURN_IF_ERROR(files_->Rename(context_.temporary, context_.output));
+  RETURN_IF_ERROR(context_.files->Rename(context_.temporary, context_.output));
   owns_temporary_ = false;
-  RETURN_IF_ERROR(DeleteIfThere(*files_, context_.OutputScratch()));
-  return files_->SyncFolder(fs::path(context_.output).parent_path().string());
-}
-
-// The manifest of an earlier corpus goes first and that of the new one comes last: in between the
-// folder is no corpus, and the next start calls this again.
-absl::Status CorpusFolder::PublishInside() {
-  const std::string manifest = JoinPath(context_.output, kCorpusManifest);
-  if (const auto earlier = ReadManifest(context_.output); earlier.ok()) {
-    RETURN_IF_ERROR(files_->Delete(manifest));
-    for (const CorpusFile& file : earlier->files()) {
-      RETURN_IF_ERROR(DeleteIfThere(*files_, JoinPath(context_.output, file.name())));
-    }
-  }
-  ASSIGN_OR_RETURN(const auto names, files_->List(context_.temporary));
-  for (const std::string& name : names) {
-    const std::string path = JoinPath(context_.temporary, name);
-    if (path == context_.Scratch() || name == kCorpusManifest) continue;
-    RETURN_IF_ERROR(files_->Rename(path, JoinPath(context_.output, name)));
-  }
-  RETURN_IF_ERROR(files_->SyncFolder(context_.output));
-  RETURN_IF_ERROR(files_->Rename(JoinPath(context_.temporary, kCorpusManifest), manifest));
-  owns_temporary_ = false;
-  RETURN_IF_ERROR(files_->DeleteTree(context_.temporary));
-  return files_->SyncFolder(context_.output);
+  RETURN_IF_ERROR(DeleteIfThere(*context_.files, context_.OutputScratch()));
+  return context_.files->SyncFolder(fs::path(context_.output).parent_path().string());
 }
 
 }  // namespace deepnet

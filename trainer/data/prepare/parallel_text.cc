@@ -124,9 +124,7 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
                                                   : std::string(names.status().message())));
     }
     for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-      std::error_code ignored;
-      const fs::path path = fs::path(folder) / name;
-      if (fs::is_directory(path, ignored)) folders.push_back(path);
+      folders.push_back(fs::path(folder) / name);
     }
   }
   std::sort(folders.begin(), folders.end());
@@ -218,10 +216,7 @@ absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
 }
 
 absl::Status Uneven(const LineReader& shorter, LineReader& longer) {
-  std::string_view line;
-  for (bool more = true; more;) {
-    ASSIGN_OR_RETURN(more, longer.Next(&line));
-  }
+  RETURN_IF_ERROR(longer.ForEach([](std::string_view) {}));
   return absl::InvalidArgumentError(absl::StrCat(
       "uneven line counts: ", shorter.path(), " ends after line ", shorter.line_number(), ", ",
       longer.path(), " after line ", longer.line_number()));
@@ -242,8 +237,16 @@ absl::StatusOr<std::unique_ptr<PairReader>> PairReader::Open(const ParallelFiles
 absl::StatusOr<bool> PairReader::Next(RawPair* pair) {
   *pair = RawPair();
   ASSIGN_OR_RETURN(const bool more, files_.tsv_file.empty() ? NextMoses(pair) : NextTsv(pair));
-  if (!files_.score_file.empty()) RETURN_IF_ERROR(NextScore(pair, more));
-  return more;
+  if (files_.score_file.empty()) return more;
+  LineReader &first = *readers_[0], &scores = *readers_.back();
+  std::string_view line;
+  ASSIGN_OR_RETURN(const bool more_scores, scores.Next(&line));
+  if (more && !more_scores) return Uneven(scores, first);
+  if (more_scores && !more) return Uneven(first, scores);
+  if (!more) return false;
+  pair->score = ParseNumber(line);
+  if (!pair->score.has_value()) pair->malformed = true;
+  return true;
 }
 
 absl::StatusOr<bool> PairReader::NextTsv(RawPair* pair) {
@@ -281,24 +284,8 @@ absl::StatusOr<bool> PairReader::NextMoses(RawPair* pair) {
   return more_first;
 }
 
-absl::Status PairReader::NextScore(RawPair* pair, bool expect_line) {
-  LineReader &first = *readers_[0], &scores = *readers_.back();
-  std::string_view line;
-  ASSIGN_OR_RETURN(const bool more, scores.Next(&line));
-  if (expect_line && !more) return Uneven(scores, first);
-  if (more && !expect_line) return Uneven(first, scores);
-  if (!more) return absl::OkStatus();
-  pair->score = ParseNumber(line);
-  if (!pair->score.has_value()) pair->malformed = true;
-  return absl::OkStatus();
-}
-
 std::string PairReader::Location(int64_t line) const {
   return absl::StrCat(files_.origin.empty() ? readers_[0]->path() : files_.origin, ":", line);
-}
-
-void PairReader::ForEachFile(const FileSeenFn& visit) const {
-  for (const auto& reader : readers_) visit(*reader);
 }
 
 std::vector<int64_t> PairReader::offsets() const {
@@ -326,12 +313,12 @@ absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec
 }
 
 absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
-                        const std::string& folder, const FileSeenFn& seen) {
+                        const std::string& folder,
+                        absl::FunctionRef<void(const LineReader&)> seen) {
   const LanguageTable& table = spec.table(index);
   const std::string pivot = PivotOf(table);
   const std::set<std::string> wanted(table.languages().begin(), table.languages().end());
-  std::map<std::pair<std::string, std::string>, RowFile> files;  // by language and split
-  std::set<std::string> languages;                               // that have files
+  std::map<std::string, std::map<std::string, RowFile>> files;  // by language and split
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(Rooted(root, table.file())));
   const auto refuse = [&](const std::string& what) {
     return absl::InvalidArgumentError(
@@ -351,23 +338,23 @@ absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& r
     if (!wanted.empty() && !wanted.contains(language)) continue;
     if (language == pivot) return refuse("a row of the pivot language " + pivot);
     const std::string split = SplitOfPivot(table, pivot_text);
-    auto file = files.find({language, split});
-    if (file == files.end()) {
-      languages.insert(language);
-      if (languages.size() > kMaxLanguages) {
-        return refuse(absl::StrCat("more than ", kMaxLanguages, " languages"));
-      }
-      const std::string path =
-          absl::StrCat(folder, "/", TableStem(index), split, ".", language, ".tsv");
-      file = files.emplace(std::pair(language, split), RowFile(path)).first;
+    std::map<std::string, RowFile>& of_language = files[language];
+    if (files.size() > kMaxLanguages) {
+      return refuse(absl::StrCat("more than ", kMaxLanguages, " languages"));
     }
+    RowFile& file = of_language
+                        .try_emplace(split, absl::StrCat(folder, "/", TableStem(index), split, ".",
+                                                         language, ".tsv"))
+                        .first->second;
     const bool pivot_first = pivot < language;
-    RETURN_IF_ERROR(file->second.Add(pivot_first ? pivot_text : text,
-                                     pivot_first ? text : pivot_text, reader->line_number()));
+    RETURN_IF_ERROR(file.Add(pivot_first ? pivot_text : text, pivot_first ? text : pivot_text,
+                             reader->line_number()));
   }
-  for (auto& [key, file] : files) RETURN_IF_ERROR(file.Flush());
+  for (auto& [language, of_language] : files) {
+    for (auto& [split, file] : of_language) RETURN_IF_ERROR(file.Flush());
+  }
   for (const std::string& language : wanted) {
-    if (languages.contains(language)) continue;
+    if (files.contains(language)) continue;
     return absl::NotFoundError(
         absl::StrCat(reader->path(), ": no row of language \"", language, "\""));
   }

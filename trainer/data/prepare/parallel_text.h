@@ -1,12 +1,10 @@
-// The parallel texts that a PrepareSpec names, by language pair and split, and each as a stream of
-// pairs, whatever its form: two Moses files or one TSV file, with or without scores.
+// The parallel texts that a PrepareSpec names, by language pair and split, each a stream of pairs.
 //
 // The two languages of a pair are in alphabetical order ("de" before "en"): first and second. Of
 // synthetic text, which serves one direction, first is the source.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -22,9 +21,6 @@
 #include "trainer/data/pair_index.h"
 
 namespace deepnet {
-
-// Called with every file that was read to its end.
-using FileSeenFn = std::function<void(const LineReader&)>;
 
 // The files of one parallel text: either both Moses files or a TSV.
 struct ParallelFiles {
@@ -66,17 +62,15 @@ class PairReader {
   // Returns the place of `line` for a person: "train.de:12".
   std::string Location(int64_t line) const;
 
-  // Calls `visit` with each file of this text, for its size and hash once Next() returned false.
-  void ForEachFile(const FileSeenFn& visit) const;
+  // The TSV or both Moses files, then the scores if there is a file of them.
+  std::span<const std::unique_ptr<LineReader>> files() const { return readers_; }
 
  private:
   explicit PairReader(const ParallelFiles& files) : files_(files) {}
   absl::StatusOr<bool> NextTsv(RawPair* pair);
   absl::StatusOr<bool> NextMoses(RawPair* pair);
-  absl::Status NextScore(RawPair* pair, bool expect_line);
 
   const ParallelFiles files_;
-  // The TSV or both Moses files, then the scores if there is a file of them.
   std::vector<std::unique_ptr<LineReader>> readers_;
 };
 
@@ -97,16 +91,16 @@ struct LanguagePairTexts {
   std::string Name() const { return Direction{first, second, 0, tag}.Name(); }
 };
 
-// Finds the files of opus100_folder and of text, paths under `root` where relative, pairs in order
-// of name. Fails naming what is missing. Tables are not read.
+// Finds the files of opus100_folder and of text, pairs in order of name. Fails naming what is
+// missing. Tables are not read.
 absl::StatusOr<std::vector<LanguagePairTexts>> FindTexts(const PrepareSpec& spec,
                                                          const std::string& root);
 
 // Reads table number `index` of `spec` once and writes its rows to TSV files under `folder`, one
-// for each language and split. Fails naming file and line of a row that has not three columns or no
-// language tag in the first.
+// for each language and split; calls `seen` with it at its end. Fails naming file and line of a row
+// that has not three columns or no language tag in the first.
 absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& root,
-                        const std::string& folder, const FileSeenFn& seen);
+                        const std::string& folder, absl::FunctionRef<void(const LineReader&)> seen);
 
 // Adds to `texts` the files that SplitTable made of every table of `spec`. Fails if the tag of a
 // synthetic text is a language.

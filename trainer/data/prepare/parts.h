@@ -1,5 +1,5 @@
-// The finished pieces of a preparation: kept in its scratch folder until the corpus is there, and
-// after that in the corpus itself, whose blocks another preparation may take over.
+// The finished pieces of a preparation, kept in its scratch folder; those of a finished corpus,
+// whose blocks another preparation may take over.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ struct EarlierPart {
   int64_t first_pair = 0;  // in its shard
 };
 
-// Returns the encoded blocks of the corpus in `folder` by key; none of a corpus that has no list,
-// or whose list or manifest is damaged. The shards that hold them are not looked at.
+// Returns the encoded blocks of the corpus in `folder` by key; none if their list or the manifest
+// is missing or damaged. The shards that hold them are not looked at.
 std::map<uint64_t, EarlierPart> ReadEarlierParts(const std::string& folder);
 
 // Deals pieces of work of these costs to ranks: the largest first, each to the rank that has least.

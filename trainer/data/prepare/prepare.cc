@@ -1,8 +1,6 @@
-// Prepare() is a sequence of stages over one PrepareContext: find the texts, claim the output
-// folder, hold dev and test out, scan the training text, make the tokenizer, encode, assemble the
-// shards, publish. In each, ranks do the pieces that are dealt to them and then tell each other
-// what came of it. Between the two readings only one bit a line (is it a duplicate?) and a sample
-// of sentences are kept, on disk, for each language pair.
+// Prepare() is a sequence of stages over one PrepareContext. In each, ranks do the pieces that are
+// dealt to them and then tell each other what came of it. Between the two readings only one bit a
+// line (is it a duplicate?) and a sample of sentences are kept, on disk, for each language pair.
 //
 // What is scanned and encoded is kept under the hash of all that decides it (PreparedPart), so an
 // interrupted preparation finds it again, and one that replaces a corpus finds the blocks of that.
@@ -11,11 +9,13 @@
 #include "trainer/data/prepare/prepare.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <random>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -28,17 +28,13 @@
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
-#include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
-#include "trainer/data/prepare/blocks.h"
+#include "trainer/data/line_reader.h"
 #include "trainer/data/prepare/cleaning.h"
-#include "trainer/data/prepare/context.h"
 #include "trainer/data/prepare/file_writer.h"
-#include "trainer/data/prepare/folder.h"
-#include "trainer/data/prepare/held_out.h"
 #include "trainer/data/prepare/parallel_text.h"
 #include "trainer/data/prepare/scan.h"
-#include "trainer/data/prepare/tokenizer.h"
+#include "trainer/data/prepare/stages.h"
 #include "trainer/data/vocabulary.h"
 
 namespace deepnet {
@@ -79,21 +75,11 @@ absl::Status FindInputs(PrepareContext& context) {
                     input.status());
 }
 
-absl::Status CheckSameInputs(PrepareContext& context) {
-  std::string list;
-  for (const auto& [path, input] : context.inputs) {
-    absl::StrAppend(&list, input.name(), " of ", input.bytes(), " bytes\n");
-  }
-  const Fact facts[] = {{"output folder", context.output}, {"list of input files", list}};
-  return CheckSameEverywhere(context.world, facts);
-}
-
 absl::Status Join(PrepareContext& context) {
   if (context.world.size() > 1) {
-    const auto file_system = MakePosixFileSystem();
-    RETURN_IF_ERROR(CheckSameFolder(context.world, *file_system, context.temporary));
+    RETURN_IF_ERROR(CheckSameFolder(context.world, *context.files, context.temporary));
   }
-  RETURN_IF_ERROR(MakePosixFileSystem()->MakeFolder(context.OwnFolder()));
+  RETURN_IF_ERROR(context.files->MakeFolder(context.OwnFolder()));
   ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(context.world));
   context.host_cores = hosts.CoresHere();
   if (context.world.size() > 1) {
@@ -104,10 +90,9 @@ absl::Status Join(PrepareContext& context) {
 
 absl::Status ReadTables(PrepareContext& context) {
   for (int i = 0; i < context.spec.table_size(); ++i) {
-    if (context.IsMine(static_cast<size_t>(i))) {
-      RETURN_IF_ERROR(
-          SplitTable(context.spec, i, context.root, context.Scratch(), context.NoteInput()));
-    }
+    if (!context.IsMine(static_cast<size_t>(i))) continue;
+    RETURN_IF_ERROR(SplitTable(context.spec, i, context.root, context.Scratch(),
+                               [&](const LineReader& file) { context.NoteInput(file); }));
   }
   RETURN_IF_ERROR(context.world.Barrier());
   RETURN_IF_ERROR(AddTables(context.spec, context.root, context.Scratch(), &context.texts));
@@ -118,20 +103,116 @@ absl::Status ReadTables(PrepareContext& context) {
   return absl::OkStatus();
 }
 
+// Copies a text, file by file, and counts its lines. Fails naming file and line at bad UTF-8 or a
+// malformed row; pairs with an empty side or a tag in the text are dropped.
+absl::StatusOr<PreparedPart> CopyText(PrepareContext& context, const std::string& split,
+                                      const LanguagePairTexts& texts) {
+  const auto create = [&](const std::string& language) {
+    return FileWriter::Create(context.temporary,
+                              TextFileName(split, texts.first, texts.second, language));
+  };
+  ASSIGN_OR_RETURN(const auto first, create(texts.first));
+  ASSIGN_OR_RETURN(const auto second, create(texts.second));
+  DropCounts counts;
+  const auto copy = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
+    if (reason == DropReason::kBadUtf8 || reason == DropReason::kMalformed) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          reader.Location(pair.line), ": ", std::string(Name(reason)), " in ", split, " text"));
+    }
+    counts.Add(reason, reader, pair.line);
+    if (reason != DropReason::kNone) return absl::OkStatus();
+    for (const auto& [file, side] : {std::pair(&first, pair.first), {&second, pair.second}}) {
+      (*file)->Append(side);
+      (*file)->Append("\n");
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(context.JudgeTexts(texts, split, copy));
+  PreparedPart part;
+  ASSIGN_OR_RETURN(*part.add_files(), first->Finish());
+  ASSIGN_OR_RETURN(*part.add_files(), second->Finish());
+  *part.mutable_counts() = MakePairReport(texts, split, counts);
+  return part;
+}
+
+// Calls `visit` with the lines of a copy of one side.
+absl::Status ForEachLine(const std::string& folder, const std::string& name,
+                         absl::FunctionRef<void(std::string_view)> visit) {
+  ASSIGN_OR_RETURN(auto reader, LineReader::Open(JoinPath(folder, name)));
+  return reader->ForEach(visit);
+}
+
+// Returns the texts of dev and test, with their split.
+std::vector<std::pair<std::string, const LanguagePairTexts*>> HeldOutTexts(
+    const PrepareContext& context) {
+  std::vector<std::pair<std::string, const LanguagePairTexts*>> held_out;
+  for (const std::string split : {"dev", "test"}) {
+    for (const LanguagePairTexts& texts : context.texts) {
+      if (!texts.Of(split).empty()) held_out.emplace_back(split, &texts);
+    }
+  }
+  return held_out;
+}
+
+// Copies dev and test into the temporary folder and fills context.held_out. Returns what this rank
+// has copied. Collective.
+absl::StatusOr<CorpusParts> CopyHeldOut(PrepareContext& context) {
+  const auto held_out = HeldOutTexts(context);
+  CorpusParts mine;
+  for (size_t i = 0; i < held_out.size(); ++i) {
+    if (!context.IsMine(i)) continue;
+    const auto& [split, texts] = held_out[i];
+    ASSIGN_OR_RETURN(*mine.add_parts(), CopyText(context, split, *texts));
+  }
+  RETURN_IF_ERROR(context.world.Barrier());
+  for (const auto& [split, texts] : held_out) {
+    for (const std::string& language : {texts->first, texts->second}) {
+      RETURN_IF_ERROR(
+          ForEachLine(context.temporary, TextFileName(split, texts->first, texts->second, language),
+                      [&](std::string_view line) { context.held_out.Add(language, line); }));
+    }
+  }
+  context.held_out.Seal();
+  return mine;
+}
+
+// Counts the pieces that this rank's copies are cut into. Returns the copies of all ranks, in the
+// order of HeldOutTexts. Collective.
+absl::StatusOr<std::vector<PreparedPart>> CountHeldOut(PrepareContext& context,
+                                                       const Vocabulary& vocabulary,
+                                                       CorpusParts mine) {
+  for (PreparedPart& part : *mine.mutable_parts()) {
+    std::array<int64_t, 2> sums = {};
+    int32_t longest = 0;
+    for (const int side : {0, 1}) {
+      const auto count = [&](std::string_view line) {
+        const auto pieces = static_cast<int32_t>(vocabulary.Encode(line).size());
+        sums[static_cast<size_t>(side)] += pieces;
+        longest = std::max(longest, pieces);
+      };
+      RETURN_IF_ERROR(ForEachLine(context.temporary, part.files(side).name(), count));
+    }
+    SetLengths(sums[0], sums[1], longest, part.mutable_counts());
+  }
+  return context.AllGatherParts(mine, context.OwnersInTurn(HeldOutTexts(context).size()));
+}
+
 // Says how large the corpus is going to be.
 void SaySize(const PrepareContext& context) {
-  int pairs = 0, directions = 0;
+  int language_pairs = 0, directions = 0;
+  double pairs = 0.0;
   std::set<std::string> languages;
   for (const LanguagePairTexts& texts : context.texts) {
     if (texts.train.empty()) continue;
-    ++pairs;
+    ++language_pairs;
+    for (const ParallelFiles& text : texts.train) pairs += EstimatePairs(text);
     directions += texts.tag.empty() ? 2 : 1;
     languages.insert({texts.first, texts.second});
   }
   context.Say(absl::StrFormat(
       "planned: %d languages, %d language pairs and as many shards, %d directions, about %.4g "
       "pairs (memory: docs/benchmarks/prepare_2026-11-24.md)",
-      languages.size(), pairs, directions, TrainingPairs(context.texts)));
+      languages.size(), language_pairs, directions, pairs));
 }
 
 // Says what is ahead: for these ranks, or, `dry`, also for others with a thread each.
@@ -221,38 +302,31 @@ absl::Status Assemble(PrepareContext& context, std::span<const PreparedPart> sha
   return GatherInputs(context, manifest);
 }
 
-absl::StatusOr<Vocabulary> MakeVocabulary(PrepareContext& context, const std::string& tokenizer) {
-  absl::StatusOr<Vocabulary> vocabulary = Vocabulary::FromBytes(tokenizer, context.languages);
-  RETURN_IF_ERROR(context.Agree(WithPrefix("prepare.tokenizer.model_file", vocabulary.status())));
-  context.Say(absl::StrCat("vocabulary of ", vocabulary->size(), ", ", context.languages.size(),
-                           " language tags in it"));
-  return vocabulary;
-}
-
 // Makes the corpus in the place that `folder` of rank 0 has claimed.
 absl::StatusOr<CorpusReport> MakeCorpus(PrepareContext& context, CorpusFolder& folder) {
   CorpusManifest manifest;
   CorpusReport& report = *manifest.mutable_report();
-  HeldOutTexts held_out(context);
   RETURN_IF_ERROR(Join(context));
   RETURN_IF_ERROR(ReadTables(context));
-  RETURN_IF_ERROR(held_out.Copy());
+  ASSIGN_OR_RETURN(const CorpusParts copied, CopyHeldOut(context));
   SayPlan(context, /*dry=*/false);
   RETURN_IF_ERROR(ScanTexts(context));
   const double scanned = context.Seconds();
   ASSIGN_OR_RETURN(const std::string tokenizer, MakeTokenizer(context));
-  ASSIGN_OR_RETURN(const Vocabulary vocabulary, MakeVocabulary(context, tokenizer));
-  report.set_vocabulary_size(vocabulary.size());
-  report.set_tokenizer_hash(vocabulary.hash());
+  const auto vocabulary = Vocabulary::FromBytes(tokenizer, context.languages);
+  RETURN_IF_ERROR(context.Agree(WithPrefix("prepare.tokenizer.model_file", vocabulary.status())));
+  context.Say(absl::StrCat("vocabulary of ", vocabulary->size(), ", ", context.languages.size(),
+                           " language tags in it"));
+  report.set_vocabulary_size(vocabulary->size());
+  report.set_tokenizer_hash(vocabulary->hash());
   report.set_tokenizer_seconds(context.Seconds() - scanned);
-  EncodedBlocks blocks(context, tokenizer, vocabulary);
-  RETURN_IF_ERROR(blocks.Encode());
-  ASSIGN_OR_RETURN(const std::vector<PreparedPart> shards, blocks.WriteShards());
-  ASSIGN_OR_RETURN(const std::vector<PreparedPart> copies, held_out.Count(vocabulary));
-  RETURN_IF_ERROR(Assemble(context, shards, copies, tokenizer, &manifest));
+  ASSIGN_OR_RETURN(const EncodedCorpus encoded, EncodeCorpus(context, tokenizer, *vocabulary));
+  ASSIGN_OR_RETURN(const std::vector<PreparedPart> copies,
+                   CountHeldOut(context, *vocabulary, copied));
+  RETURN_IF_ERROR(Assemble(context, encoded.shards, copies, tokenizer, &manifest));
   absl::Status published;
   if (context.IsFirst()) {
-    published = WriteManifest(context, blocks.PartsText(), &manifest);
+    published = WriteManifest(context, encoded.parts, &manifest);
     if (published.ok()) published = folder.Publish();
   }
   RETURN_IF_ERROR(context.Agree(published));
@@ -261,7 +335,12 @@ absl::StatusOr<CorpusReport> MakeCorpus(PrepareContext& context, CorpusFolder& f
 
 absl::StatusOr<CorpusReport> RunStages(PrepareContext& context) {
   RETURN_IF_ERROR(context.Agree(FindInputs(context)));
-  RETURN_IF_ERROR(CheckSameInputs(context));
+  std::string list;
+  for (const auto& [path, input] : context.inputs) {
+    absl::StrAppend(&list, input.name(), " of ", input.bytes(), " bytes\n");
+  }
+  const Fact facts[] = {{"output folder", context.output}, {"list of input files", list}};
+  RETURN_IF_ERROR(CheckSameEverywhere(context.world, facts));
   if (context.options.dry_run) {
     SayPlan(context, /*dry=*/true);
     return CorpusReport();

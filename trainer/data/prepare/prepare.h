@@ -1,8 +1,7 @@
 // Turns raw parallel text into clean pairs, a tokenizer, shards and a corpus report.
 //
 // Each training file is read twice (once to find duplicates and sample sentences, once to write
-// shards), dev and test once. Ranks share the work: language pairs in the first reading, blocks of
-// lines in the second. Memory stays below 1 GiB whatever the corpus, tokenizer training
+// shards), dev and test once. Memory stays below 1 GiB whatever the corpus, tokenizer training
 // apart; docs/design/data.md has the account.
 #pragma once
 
@@ -16,11 +15,10 @@
 namespace deepnet {
 
 // Does what `spec` says (its values are checked: launch/validate.h) and makes the corpus `folder`;
-// relative paths are under `root`. Everything is written to <folder>.tmp and renamed at the end: a
-// folder of that name is complete or does not exist. A corpus of the same spec and the same input
-// files that is there already is kept, and its report returned with `reused`; a different one
-// is an error unless spec.replace or options.extend. What was finished of an interrupted
-// preparation, or is the same in a corpus that is replaced, is taken over.
+// relative paths are under `root`. The folder is complete or does not exist. A corpus of the same
+// spec and the same input files that is there already is kept, and its report returned with
+// `reused`; a different one is an error unless spec.replace or options.extend. What was finished of
+// an interrupted preparation, or is the same in a corpus that is replaced, is taken over.
 //
 // The corpus is the same for any number of ranks, which must see one file system. Rank 0 returns
 // the report and has the progress, the others an empty one; so does rank 0 of a dry run.

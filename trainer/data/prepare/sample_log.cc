@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "parallel/base/status_macros.h"
 #include "trainer/data/line_reader.h"
 
 namespace deepnet {
@@ -34,14 +33,6 @@ SentenceSampleSpec WithTwiceTheRoom(SentenceSampleSpec spec) {
 SampleLog::SampleLog(std::unique_ptr<FileWriter> file, const SentenceSampleSpec& spec,
                      std::array<std::string, 2> languages)
     : file_(std::move(file)), languages_(std::move(languages)), guess_(WithTwiceTheRoom(spec)) {}
-
-absl::StatusOr<std::unique_ptr<SampleLog>> SampleLog::Create(const std::string& folder,
-                                                             const std::string& name,
-                                                             const SentenceSampleSpec& spec,
-                                                             std::array<std::string, 2> languages) {
-  ASSIGN_OR_RETURN(auto file, FileWriter::Create(folder, name));
-  return std::unique_ptr<SampleLog>(new SampleLog(std::move(file), spec, std::move(languages)));
-}
 
 void SampleLog::Write(uint32_t side, std::string_view sentence) {
   const Record record = {side,

@@ -1,11 +1,9 @@
-// The sentences of one language pair on their way into a SentenceSample that another process fills:
-// written while the pair is read, replayed later, in the order of the pairs. The sample then has
-// the bits that it would have if it had seen every sentence itself.
+// The sentences of one language pair on their way into a SentenceSample that another process fills,
+// with the bits that it would have if it had seen every sentence itself.
 //
-// A log leaves out what the sample will not take: a sample of its own, with twice the room, says
-// which sentences those are. That is a guess, because the other one's thresholds depend on the
-// pairs before; so the log has the least priority of what it leaves out, and a replay notices a
-// wrong guess.
+// A log leaves out what the sample will not take, as a sample of its own, with twice the room,
+// guesses: the other one's thresholds depend on the pairs before. So the log has the least priority
+// of what it leaves out, and a replay notices a wrong guess.
 #pragma once
 
 #include <array>
@@ -24,11 +22,9 @@ namespace deepnet {
 
 class SampleLog {
  public:
-  // Creates or replaces <folder>/<name>. `spec` is that of the sample that will be filled.
-  static absl::StatusOr<std::unique_ptr<SampleLog>> Create(const std::string& folder,
-                                                           const std::string& name,
-                                                           const SentenceSampleSpec& spec,
-                                                           std::array<std::string, 2> languages);
+  // `file` is empty; `spec` is that of the sample that will be filled.
+  SampleLog(std::unique_ptr<FileWriter> file, const SentenceSampleSpec& spec,
+            std::array<std::string, 2> languages);
 
   // Adds a sentence of languages[side].
   void Add(int side, std::string_view sentence);
@@ -37,8 +33,6 @@ class SampleLog {
   absl::StatusOr<CorpusFile> Finish();
 
  private:
-  SampleLog(std::unique_ptr<FileWriter> file, const SentenceSampleSpec& spec,
-            std::array<std::string, 2> languages);
   void Write(uint32_t side, std::string_view sentence);
 
   const std::unique_ptr<FileWriter> file_;

@@ -1,9 +1,9 @@
 #include "trainer/data/prepare/scan.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -19,7 +19,7 @@
 #include "trainer/data/prepare/cleaning.h"
 #include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/sample_log.h"
-#include "trainer/data/prepare/tokenizer.h"
+#include "trainer/data/prepare/stages.h"
 
 namespace deepnet {
 namespace {
@@ -69,9 +69,8 @@ uint64_t ScanKey(const PrepareContext& context, const LanguagePairTexts& texts) 
 constexpr int64_t kDuplicateRecords = int64_t{1} << 22;
 
 // A text has about so many blocks, for ranks to share; a larger one has larger blocks, up to
-// kMaxBlockFactor smallest ones (PrepareOptions.block_lines). A compressed text is read from its
-// beginning for each block, so its blocks are at least as large, and no more than
-// kMaxCompressedBlocks.
+// kMaxBlockFactor smallest ones (PrepareOptions.block_lines). A compressed text, which is read from
+// its beginning for each block, has few.
 constexpr int64_t kBlocksOfText = 32;
 constexpr int64_t kMaxBlockFactor = 8;
 constexpr int64_t kMaxCompressedBlocks = 16;
@@ -168,12 +167,12 @@ absl::StatusOr<std::vector<uint64_t>> ReadTraining(PrepareContext& context,
         sample->Add(1, pair.second);
       }
     }
-    reader->ForEachFile([&](const LineReader& file) {
-      context.NoteInput()(file);
+    for (const auto& file : reader->files()) {
+      context.NoteInput(*file);
       InputFile& input = *part->add_inputs();
-      input.set_name(file.path());
-      input.set_hash(file.file_hash());
-    });
+      input.set_name(file->path());
+      input.set_hash(file->file_hash());
+    }
     for (TextBlock& block : blocks.Blocks(reader->compressed())) {
       *part->add_blocks() = std::move(block);
     }
@@ -206,9 +205,9 @@ absl::StatusOr<PreparedPart> ScanPair(PrepareContext& context, const LanguagePai
   }
   std::unique_ptr<SampleLog> sample;
   if (LearnsTokenizer(context) && texts.tag.empty()) {
-    ASSIGN_OR_RETURN(
-        sample, SampleLog::Create(context.OwnFolder(), name + ".sample", SampleSpecOf(context.spec),
-                                  {texts.first, texts.second}));
+    ASSIGN_OR_RETURN(auto file, FileWriter::Create(context.OwnFolder(), name + ".sample"));
+    sample = std::make_unique<SampleLog>(std::move(file), SampleSpecOf(context.spec),
+                                         std::array{texts.first, texts.second});
   }
   ASSIGN_OR_RETURN(const std::vector<uint64_t> bits,
                    ReadTraining(context, texts, sample.get(), &part));
@@ -232,7 +231,8 @@ double SizeOf(const std::string& path) {
   return error ? 0.0 : static_cast<double>(bytes);
 }
 
-// Returns about how many pairs a text has: counted where they are few, else by the first ones.
+}  // namespace
+
 double EstimatePairs(const ParallelFiles& text) {
   constexpr int kSampledPairs = 1000;
   const bool tsv = !text.tsv_file.empty();
@@ -248,16 +248,6 @@ double EstimatePairs(const ParallelFiles& text) {
   const double size = SizeOf(tsv ? text.tsv_file : text.first_file);
   const double unpacked = (*reader)->compressed() ? kTextBytesPerCompressedByte : 1.0;
   return size * unpacked / bytes * kSampledPairs;
-}
-
-}  // namespace
-
-double TrainingPairs(const std::vector<LanguagePairTexts>& texts) {
-  double pairs = 0.0;
-  for (const LanguagePairTexts& pair : texts) {
-    for (const ParallelFiles& text : pair.train) pairs += EstimatePairs(text);
-  }
-  return pairs;
 }
 
 std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts) {

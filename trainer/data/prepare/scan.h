@@ -1,14 +1,10 @@
-// The first reading of the training text, shared between ranks; how much text there is, and how
-// long its preparation will take.
+// How much training text there is, and how long its preparation will take.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
-
-#include "trainer/data/prepare/context.h"
 #include "trainer/data/prepare/parallel_text.h"
 
 namespace deepnet {
@@ -16,9 +12,8 @@ namespace deepnet {
 // Returns about how many bytes of training text each language pair has that has some.
 std::vector<int64_t> TrainingBytes(const std::vector<LanguagePairTexts>& texts);
 
-// Returns about how many training pairs `texts` have: counted where a text is short, else by its
-// first 1,000 pairs.
-double TrainingPairs(const std::vector<LanguagePairTexts>& texts);
+// Returns about how many pairs a text has: counted where they are few, else by the first 1,000.
+double EstimatePairs(const ParallelFiles& text);
 
 // How long a preparation will take, by rates that were measured, for ranks of one kind.
 struct PreparePlan {
@@ -35,10 +30,5 @@ struct PreparePlan {
 // `pair_bytes` has the bytes of training text of each language pair.
 PreparePlan PlanPreparation(std::span<const int64_t> pair_bytes, int num_ranks,
                             int threads_per_rank);
-
-// Fills context.scans: ranks scan the language pairs that are dealt to them, or find them scanned.
-// Each has its blocks, a file of duplicate bits and, where a tokenizer is to be learned, a log of
-// the sample. Collective.
-absl::Status ScanTexts(PrepareContext& context);
 
 }  // namespace deepnet

@@ -1,5 +1,3 @@
-#include "trainer/data/prepare/tokenizer.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -22,6 +20,7 @@
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/sample_log.h"
+#include "trainer/data/prepare/stages.h"
 
 namespace deepnet {
 namespace {
@@ -79,7 +78,7 @@ bool IsCodePoints(absl::string_view text) {
 // Checks the rules in the file `path`, which SentencePiece takes for good, and notes their hash.
 absl::Status CheckRules(const std::string& path, PrepareContext& context) {
   ASSIGN_OR_RETURN(const std::string rules,
-                   ReadWholeFile(*MakePosixFileSystem(), path, kMaxTokenizerBytes));
+                   ReadWholeFile(*context.files, path, kMaxTokenizerBytes));
   if (rules.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": it has no rules"));
   int64_t number = 0;
   for (const absl::string_view line : absl::StrSplit(rules, '\n')) {
@@ -148,7 +147,7 @@ absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
   part.set_key(KeyOf(facts));
   if (const auto found = context.parts.Find("tokenizer", part.key())) {
     context.Say("learned the tokenizer before");
-    return ReadWholeFile(*MakePosixFileSystem(), context.parts.Path(found->files(0).name()),
+    return ReadWholeFile(*context.files, context.parts.Path(found->files(0).name()),
                          kMaxTokenizerBytes);
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> sentences, Sample(context));
@@ -178,8 +177,7 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   const std::string kept = KeptTokenizer(context);
   const std::string path =
       kept.empty() ? Rooted(context.root, context.spec.tokenizer().model_file()) : kept;
-  absl::StatusOr<std::string> bytes =
-      ReadWholeFile(*MakePosixFileSystem(), path, kMaxTokenizerBytes);
+  absl::StatusOr<std::string> bytes = ReadWholeFile(*context.files, path, kMaxTokenizerBytes);
   if (!bytes.ok()) return WithPrefix("prepare.tokenizer.model_file", bytes.status());
   const uint64_t hash = HashContent(*bytes);
   if (kept.empty()) {

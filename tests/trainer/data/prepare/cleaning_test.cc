@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/trainer/data/temp_folder.h"
+#include "trainer/data/content_hash.h"
 
 namespace deepnet {
 namespace {
@@ -32,8 +33,8 @@ class Cleaning : public ::testing::Test {
   DropReason Judge(RawPair pair, const CleaningSpec& spec = CleaningSpec()) {
     const TextFilter filter(spec, {"de", "en"}, &held_out_);
     TextFilter::LanguagePair languages;
-    languages.first_hash = HeldOutSentences::LanguageHash("de");
-    languages.second_hash = HeldOutSentences::LanguageHash("en");
+    languages.first_hash = HashBytes("de");
+    languages.second_hash = HashBytes("en");
     languages.score_threshold = 1.0;
     return filter.Judge(languages, &pair);
   }

@@ -30,6 +30,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_shard.h"
 #include "trainer/data/line_reader.h"
+#include "trainer/data/prepare/file_writer.h"
 #include "trainer/data/prepare/parts.h"
 #include "trainer/data/prepare/sample_log.h"
 #include "trainer/data/prepare/scan.h"
@@ -714,13 +715,12 @@ std::vector<std::string> ByLogs(const TempFolder& folder, const std::vector<Stre
                                 const SentenceSampleSpec& spec, int* num_incomplete) {
   SentenceSample sample(spec);
   for (const Stream& stream : streams) {
-    auto log = SampleLog::Create(folder.path(), "log", spec, stream.languages);
-    EXPECT_TRUE(log.ok()) << log.status();
+    SampleLog log(FileWriter::Create(folder.path(), "log").value(), spec, stream.languages);
     const auto add = [&](size_t i, auto&& to) { to(static_cast<int>(i % 2), stream.sentences[i]); };
     for (size_t i = 0; i < stream.sentences.size(); ++i) {
-      add(i, [&](int side, const std::string& text) { (*log)->Add(side, text); });
+      add(i, [&](int side, const std::string& text) { log.Add(side, text); });
     }
-    EXPECT_TRUE((*log)->Finish().ok());
+    EXPECT_TRUE(log.Finish().ok());
     const auto replay = ReplaySample(folder.Path("log"), stream.languages, &sample);
     EXPECT_TRUE(replay.ok()) << replay.status();
     if (replay->complete) continue;
@@ -755,12 +755,11 @@ TEST(SampleLog, GivesTheSampleOfOneReaderWhateverTheOrderAndSizes) {
 
 TEST(SampleLog, HoldsSentencesOfAnyLengthThatALineHas) {
   const TempFolder folder;
-  auto log = SampleLog::Create(folder.path(), "log", SentenceSampleSpec(), {"de", "en"});
-  ASSERT_TRUE(log.ok());
+  SampleLog log(FileWriter::Create(folder.path(), "log").value(), {}, {"de", "en"});
   const std::string longest(LineReader::kMaxLineBytes, 'x');
-  (*log)->Add(0, longest);
-  (*log)->Add(1, "");
-  ASSERT_TRUE((*log)->Finish().ok());
+  log.Add(0, longest);
+  log.Add(1, "");
+  ASSERT_TRUE(log.Finish().ok());
   SentenceSample sample{SentenceSampleSpec()};
   const auto replay = ReplaySample(folder.Path("log"), {"de", "en"}, &sample);
   ASSERT_TRUE(replay.ok()) << replay.status();
@@ -775,12 +774,11 @@ TEST(SampleLog, ReplayNoticesThatTooMuchWasLeftOut) {
   const std::vector<Stream> streams = RandomStreams(random, {3000});
   SentenceSampleSpec small;
   small.max_sentences = 10;
-  auto log = SampleLog::Create(folder.path(), "log", small, streams[0].languages);
-  ASSERT_TRUE(log.ok());
+  SampleLog log(FileWriter::Create(folder.path(), "log").value(), small, streams[0].languages);
   for (size_t i = 0; i < streams[0].sentences.size(); ++i) {
-    (*log)->Add(static_cast<int>(i % 2), streams[0].sentences[i]);
+    log.Add(static_cast<int>(i % 2), streams[0].sentences[i]);
   }
-  ASSERT_TRUE((*log)->Finish().ok());
+  ASSERT_TRUE(log.Finish().ok());
   SentenceSample large{SentenceSampleSpec()};
   const auto replay = ReplaySample(folder.Path("log"), streams[0].languages, &large);
   ASSERT_TRUE(replay.ok()) << replay.status();
