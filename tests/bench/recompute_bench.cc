@@ -105,8 +105,7 @@ class Candidate {
         dtarget_RD_(at::zeros_like(target_.value_RD)) {
     encoder_.Prepare(encoder_segment_);
     decoder_.Prepare(decoder_segment_);
-    encoder_.Refresh();
-    decoder_.Refresh();
+    parameters.Refresh();
   }
 
   // One microbatch forward and backward; with `evict` as in a pipeline, where another microbatch

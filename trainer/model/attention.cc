@@ -5,15 +5,12 @@
 namespace deepnet {
 namespace {
 
+using Names = std::vector<std::string>;
+
 // "encoder.layers.3.self_attn.q_proj" and so on, for each of `letters`.
-std::vector<std::string> Projections(const SublayerPlace& place, std::vector<std::string> letters) {
+Names Projections(const SublayerPlace& place, Names letters) {
   for (std::string& letter : letters) letter = BlockName(place) + "." + letter + "_proj";
   return letters;
-}
-
-std::vector<std::string> OwnLetters(SublayerKind kind) {
-  if (kind == SublayerKind::kCrossAttention) return {"q"};
-  return {"q", "k", "v"};
 }
 
 }  // namespace
@@ -22,12 +19,13 @@ AttentionLayer::AttentionLayer(const BuildContext& build, const SublayerPlace& p
     : width_(build.spec.d_model()),
       heads_(build.spec.num_heads()),
       causal_(place.kind == SublayerKind::kSelfAttention && place.stack == 1),
-      dropout_{.stack = place.stack,
-               .layer = place.layer,
-               .site = place.kind == SublayerKind::kCrossAttention ? kSiteCrossAttentionWeights
-                                                                   : kSiteSelfAttentionWeights,
-               .rate = build.spec.attention_dropout()},
-      project_(build, Projections(place, OwnLetters(place.kind))),
+      dropout_(SiteOf(place,
+                      place.kind == SublayerKind::kCrossAttention ? kSiteCrossAttentionWeights
+                                                                  : kSiteSelfAttentionWeights,
+                      build.spec.attention_dropout())),
+      project_(build, Projections(place, place.kind == SublayerKind::kCrossAttention
+                                             ? Names{"q"}
+                                             : Names{"q", "k", "v"})),
       out_(build, Projections(place, {"out"})),
       residual_(build, place),
       inner_norm_(build, place) {
@@ -42,17 +40,15 @@ AttentionLayer::Saved AttentionLayer::MakeSaved(const Ops& ops, int64_t capacity
   const auto operands = [&](int64_t rows, int64_t columns) {
     return at::zeros({rows, columns}, ops.OperandOptions());
   };
-  const int64_t columns = kv_ ? width_ : 3 * width_;
+  const auto product = [&](const Workspace* work, int64_t rows, int64_t begin, int64_t columns) {
+    return work != nullptr ? work->qkv_R3D.narrow(1, begin, columns) : operands(rows, columns);
+  };
   Saved saved;
   saved.recomputed = recompute_work != nullptr;
-  saved.projected_RC = saved.recomputed ? recompute_work->qkv_R3D.narrow(1, 0, columns)
-                                        : operands(capacity, columns);
-  if (!kv_) {
-    saved.kv_R2D = saved.projected_RC.narrow(1, width_, 2 * width_);
-  } else {
-    saved.kv_R2D = saved.recomputed ? source_recompute_work->qkv_R3D.narrow(1, width_, 2 * width_)
-                                    : operands(source_capacity, 2 * width_);
-  }
+  saved.projected_RC = product(recompute_work, capacity, 0, kv_ ? width_ : 3 * width_);
+  saved.kv_R2D = kv_ ? product(saved.recomputed ? source_recompute_work : nullptr, source_capacity,
+                               width_, 2 * width_)
+                     : saved.projected_RC.narrow(1, width_, 2 * width_);
   saved.q_RD = saved.projected_RC.narrow(1, 0, width_);
   saved.k_RD = saved.kv_R2D.narrow(1, 0, width_);
   saved.v_RD = saved.kv_R2D.narrow(1, width_, width_);
@@ -153,12 +149,6 @@ void AttentionLayer::Step(const PassContext& pass, const ResidualStream& stream,
                              .heads = heads_,
                              .context_RD = saved.context_RD});
   LeaveBranch(pass, stream, saved);
-}
-
-void AttentionLayer::Refresh(Ops& ops) {
-  project_.Refresh(ops);
-  if (kv_) kv_->Refresh(ops);
-  out_.Refresh(ops);
 }
 
 }  // namespace deepnet

@@ -45,7 +45,6 @@ class AttentionLayer {
   // Decoding: one new row for each hypothesis.
   void Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
             const StepCache& cache) const;
-  void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
 
  private:

@@ -162,12 +162,6 @@ void Chunk::BackwardSide(const SideLayers& side, const PassContext& pass,
   if (done != nullptr) (*done)(side.embedding_at);
 }
 
-void Chunk::Refresh() {
-  source_.layers.Refresh();
-  target_.layers.Refresh();
-  if (output_) output_->Refresh(ops_);
-}
-
 Chunk::Kept Chunk::MakeKept(ChunkPools& pools, const ChunkWorkspace& work) const {
   Kept kept;
   TakeLayers(pools, work, kept);

@@ -27,7 +27,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/plan/inventory.h"
-#include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/embedding.h"
@@ -126,9 +125,6 @@ class Chunk {
   // output layer, whose gradient Forward completes.
   void Backward(const MicrobatchPass& pass, BoundaryActivations& gradients,
                 const at::Tensor& encoder_output_RD, ChunkWorkspace& work, Kept& kept) const;
-
-  // Working copies of the weights, after the masters moved.
-  void Refresh();
 
   // --- decoding: each call runs the chunk's own layers ---
 

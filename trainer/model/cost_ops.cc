@@ -44,6 +44,7 @@ struct Traffic {
 double Size(const Tensor& x) { return x.defined() ? static_cast<double>(x.element_size()) : 0; }
 double MaskSize(const Tensor& mask) { return mask.defined() ? 1.0 / 8 : 0; }
 double Columns(const Tensor& x) { return static_cast<double>(x.size(1)); }
+double Count(const PackedRows* rows) { return static_cast<double>(rows->count); }
 
 // Returns the name that plans give to products with a matrix.
 const char* ProductLabel(const std::string& name) {
@@ -157,8 +158,36 @@ class NotingOps : public CostOps {
     InRuns("ScaleShiftBackward", a.rows, Columns(a.dy_RD), {Size(a.dy_RD) + x, Size(a.dx_RD)});
   }
 
-  void Attention(const AttentionArgs& a) override;
-  void AttentionBackward(const AttentionGradArgs& g) override;
+  void Attention(const AttentionArgs& a) override {
+    const double d = Columns(a.q_RD), e = operand_size();
+    const double rows = Count(a.queries), keys = Count(a.keys);
+    const double sums = kFloat * rows * a.heads;
+    Note({.name = flash_ ? "FlashAttentionForward" : "AttentionForward",
+          .flops = 2 * PairFlops(a),
+          .bytes = e * d * 2 * (rows + keys) + sums,
+          .unit = flash_ ? ComputeUnit::kTensor : ComputeUnit::kFloat32,
+          .reaches = flash_ ? 1.0 : kOwnShare,
+          .alone = flash_});
+    if (!flash_) return;
+    Sweep("Cast", a.queries->count, d, {e, e});
+    Kernel("Cast", 2 * sums);
+  }
+
+  void AttentionBackward(const AttentionGradArgs& g) override {
+    const AttentionArgs& a = g.forward;
+    const double flops = 2 * PairFlops(a);
+    if (flash_) return FlashAttentionBackward(a, kFlashBackward * flops);
+    const double rows = Count(a.queries), keys = Count(a.keys);
+    // The first reads q, k, v, the context and its gradient, the second all but the context.
+    for (const bool of_keys : {false, true}) {
+      const double moved = of_keys ? 2 * rows + 4 * keys : 4 * rows + 2 * keys;
+      Note({.name = of_keys ? "AttentionKeyGradient" : "AttentionQueryGradient",
+            .flops = kOwnBackward / 2 * flops,
+            .bytes = operand_size() * Columns(a.q_RD) * moved,
+            .unit = ComputeUnit::kFloat32,
+            .reaches = kOwnShare});
+    }
+  }
 
   void Relu(int64_t rows, const Tensor& x) override {
     Sweep("ReluForward", rows, Columns(x), {Size(x), Size(x)});
@@ -203,7 +232,23 @@ class NotingOps : public CostOps {
       }
     });
   }
-  void CrossEntropy(const CrossEntropyArgs& a) override;
+  // The loss of each block of rows, and its gradients.
+  void CrossEntropy(const CrossEntropyArgs& a) override {
+    const Tensor& dw = a.dweight_VD;
+    const char* const label = LabelOf(*a.weight_VD);
+    const int64_t classes = dw.size(0), width = dw.size(1), most = native::LogitRows(classes);
+    Alone([&] {
+      for (int64_t begin = 0; begin < a.rows; begin += most) {
+        const int64_t rows = std::min(most, a.rows - begin);
+        Product(label, {ProductForm::kForward, rows, classes, width}, kFloat);
+        Sweep("CrossEntropy", rows, static_cast<double>(classes),
+              {2 * kFloat, operand_size()});  // read twice
+        Kernel("SumLosses", 0);
+        Product(label, {ProductForm::kInputGradient, rows, width, classes}, kFloat);
+        WeightGradient(label, rows, dw);
+      }
+    });
+  }
 
   void Scale(int64_t rows, const Tensor& x, double) override {
     Sweep("Scale", rows, Columns(x), {Size(x), Size(x)});
@@ -283,9 +328,46 @@ class NotingOps : public CostOps {
     Sweep(name, rows, Columns(dy), {element.read, element.written + kSums});
     Sweep("BiasGradientSums", rows, Columns(dy), {.read = kSums});
   }
-  void FlashAttentionBackward(const AttentionArgs& a, double flops);
+  // LibTorch's is three kernels. The gradients of queries are added up in float32, in a tensor that
+  // leaves a tile of rows free behind each sentence and is filled with zeros first; kernels work on
+  // whole tiles of it. It has one part where sentences times heads fill the multiprocessors.
+  void FlashAttentionBackward(const AttentionArgs& a, double flops) {
+    const double d = Columns(a.q_RD), e = operand_size();
+    const double rows = Count(a.queries), keys = Count(a.keys);
+    const double tiled = std::ceil(rows / sentences_ / kFlashTile) * kFlashTile * sentences_;
+    const double sum = tiled * d * kFloat;
+    const double means = tiled * a.heads * kFloat;
+    const auto part = [&](const char* label, double bytes, double operations, double reaches) {
+      Note({.name = "FlashAttentionBackward",
+            .label = label,
+            .flops = operations,
+            .bytes = bytes,
+            .reaches = reaches});
+    };
+    Alone([&] {
+      Kernel(kZeroFill, (rows + kFlashTile * sentences_) * d * kFloat);
+      part("flash attention: dO . O", 2 * e * rows * d + means + sum, 0, 1);
+      part("flash attention", 2 * e * d * (rows + 2 * keys) + means + 2 * sum, flops,
+           kFlashBackwardShare);
+      part("flash attention: dQ converted", sum + e * rows * d, 0, 1);
+    });
+    Sweep("Cast", a.queries->count, d, {e, e});
+    for (int i = 0; i < 2; ++i) Sweep("Cast", a.keys->count, d, {e, e});
+  }
+
   // Operations of one product of all queries and keys of all sentences, 2 a multiply-add.
-  double PairFlops(const AttentionArgs& a) const;
+  double PairFlops(const AttentionArgs& a) const {
+    double queries = Count(a.queries) / sentences_, keys = Count(a.keys) / sentences_;
+    double seen = a.causal ? 0.5 : 1.0;
+    if (flash_) {
+      const double tiles = std::ceil(queries / kFlashTile);
+      queries = tiles * kFlashTile;
+      keys = std::ceil(keys / kFlashTile) * kFlashTile;
+      if (a.causal) seen = (tiles + 1) / (2 * tiles);
+    }
+    return 2 * seen * sentences_ * queries * keys * Columns(a.q_RD);
+  }
+
   double operand_size() const { return static_cast<double>(c10::elementSize(operand_)); }
 
   const at::ScalarType operand_;
@@ -297,98 +379,6 @@ class NotingOps : public CostOps {
   Kernels* weight_gradients_ = nullptr;
   bool alone_ = false;
 };
-
-double NotingOps::PairFlops(const AttentionArgs& a) const {
-  double queries = static_cast<double>(a.queries->count) / sentences_;
-  double keys = static_cast<double>(a.keys->count) / sentences_;
-  double seen = a.causal ? 0.5 : 1.0;
-  if (flash_) {
-    const double tiles = std::ceil(queries / kFlashTile);
-    queries = tiles * kFlashTile;
-    keys = std::ceil(keys / kFlashTile) * kFlashTile;
-    if (a.causal) seen = (tiles + 1) / (2 * tiles);
-  }
-  return 2 * seen * sentences_ * queries * keys * Columns(a.q_RD);
-}
-
-void NotingOps::Attention(const AttentionArgs& a) {
-  const double d = Columns(a.q_RD), e = operand_size();
-  const auto rows = static_cast<double>(a.queries->count),
-             keys = static_cast<double>(a.keys->count);
-  const double sums = kFloat * rows * a.heads;
-  Note({.name = flash_ ? "FlashAttentionForward" : "AttentionForward",
-        .flops = 2 * PairFlops(a),
-        .bytes = e * d * 2 * (rows + keys) + sums,
-        .unit = flash_ ? ComputeUnit::kTensor : ComputeUnit::kFloat32,
-        .reaches = flash_ ? 1.0 : kOwnShare,
-        .alone = flash_});
-  if (!flash_) return;
-  Sweep("Cast", a.queries->count, d, {e, e});
-  Kernel("Cast", 2 * sums);
-}
-
-void NotingOps::AttentionBackward(const AttentionGradArgs& g) {
-  const AttentionArgs& a = g.forward;
-  const double flops = 2 * PairFlops(a);
-  if (flash_) return FlashAttentionBackward(a, kFlashBackward * flops);
-  const auto rows = static_cast<double>(a.queries->count),
-             keys = static_cast<double>(a.keys->count);
-  // The first reads q, k, v, the context and its gradient, the second all but the context.
-  for (const bool of_keys : {false, true}) {
-    const double moved = of_keys ? 2 * rows + 4 * keys : 4 * rows + 2 * keys;
-    Note({.name = of_keys ? "AttentionKeyGradient" : "AttentionQueryGradient",
-          .flops = kOwnBackward / 2 * flops,
-          .bytes = operand_size() * Columns(a.q_RD) * moved,
-          .unit = ComputeUnit::kFloat32,
-          .reaches = kOwnShare});
-  }
-}
-
-// LibTorch's is three kernels. The gradients of queries are added up in float32, in a tensor that
-// leaves a tile of rows free behind each sentence and is filled with zeros first; kernels work on
-// whole tiles of it. It has one part where sentences times heads are at least the multiprocessors.
-void NotingOps::FlashAttentionBackward(const AttentionArgs& a, double flops) {
-  const double d = Columns(a.q_RD), e = operand_size();
-  const auto rows = static_cast<double>(a.queries->count),
-             keys = static_cast<double>(a.keys->count);
-  const double tiled = std::ceil(rows / sentences_ / kFlashTile) * kFlashTile * sentences_;
-  const double sum = tiled * d * kFloat;
-  const double means = tiled * a.heads * kFloat;
-  const auto part = [&](const char* label, double bytes, double operations, double reaches) {
-    Note({.name = "FlashAttentionBackward",
-          .label = label,
-          .flops = operations,
-          .bytes = bytes,
-          .reaches = reaches});
-  };
-  Alone([&] {
-    Kernel(kZeroFill, (rows + kFlashTile * sentences_) * d * kFloat);
-    part("flash attention: dO . O", 2 * e * rows * d + means + sum, 0, 1);
-    part("flash attention", 2 * e * d * (rows + 2 * keys) + means + 2 * sum, flops,
-         kFlashBackwardShare);
-    part("flash attention: dQ converted", sum + e * rows * d, 0, 1);
-  });
-  Sweep("Cast", a.queries->count, d, {e, e});
-  for (int i = 0; i < 2; ++i) Sweep("Cast", a.keys->count, d, {e, e});
-}
-
-// The loss of each block of rows, and its gradients.
-void NotingOps::CrossEntropy(const CrossEntropyArgs& a) {
-  const Tensor& dw = a.dweight_VD;
-  const char* const label = LabelOf(*a.weight_VD);
-  const int64_t classes = dw.size(0), width = dw.size(1), most = native::LogitRows(classes);
-  Alone([&] {
-    for (int64_t begin = 0; begin < a.rows; begin += most) {
-      const int64_t rows = std::min(most, a.rows - begin);
-      Product(label, {ProductForm::kForward, rows, classes, width}, kFloat);
-      Sweep("CrossEntropy", rows, static_cast<double>(classes),
-            {2 * kFloat, operand_size()});  // read twice
-      Kernel("SumLosses", 0);
-      Product(label, {ProductForm::kInputGradient, rows, width, classes}, kFloat);
-      WeightGradient(label, rows, dw);
-    }
-  });
-}
 
 }  // namespace
 

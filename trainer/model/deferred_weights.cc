@@ -1,5 +1,6 @@
 #include "trainer/model/deferred_weights.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -34,19 +35,16 @@ at::Tensor DeferredWeights::CopyOf(Ops& ops, int64_t rows, const at::Tensor& x_R
   return copy;
 }
 
-at::Tensor DeferredWeights::InputOf(Ops& ops, int64_t rows, const at::Tensor& x_RI,
-                                    bool one_input) {
-  if (!one_input) return CopyOf(ops, rows, x_RI);
-  for (const Input& input : inputs_) {
-    if (input.original == x_RI.const_data_ptr()) return input.copy_RI;
-  }
-  inputs_.push_back({x_RI.const_data_ptr(), CopyOf(ops, rows, x_RI)});
-  return inputs_.back().copy_RI;
-}
-
 void DeferredWeights::Add(Ops& ops, Record record, bool one_input) {
   record.dy_RO = CopyOf(ops, record.rows, record.dy_RO);
-  record.x_RI = InputOf(ops, record.rows, record.x_RI, one_input);
+  const void* const original = record.x_RI.const_data_ptr();
+  const auto same = std::ranges::find(inputs_, original, &Input::original);
+  if (one_input && same != inputs_.end()) {
+    record.x_RI = same->copy_RI;
+  } else {
+    record.x_RI = CopyOf(ops, record.rows, record.x_RI);
+    if (one_input) inputs_.push_back({original, record.x_RI});
+  }
   records_.push_back(std::move(record));
 }
 
@@ -70,12 +68,6 @@ void DeferredWeights::Clear() {
   inputs_.clear();
   for (at::Tensor& copy : copies_) pool_->Give(std::move(copy));
   copies_.clear();
-}
-
-int64_t DeferredWeights::bytes() const {
-  int64_t sum = 0;
-  for (const at::Tensor& copy : copies_) sum += static_cast<int64_t>(copy.nbytes());
-  return sum;
 }
 
 }  // namespace deepnet

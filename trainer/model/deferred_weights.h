@@ -63,9 +63,7 @@ class DeferredWeights {
   // Forgets all records; their buffers are the pool's again.
   void Clear();
 
-  bool empty() const { return records_.empty(); }
   const std::vector<at::Tensor>& copies() const { return copies_; }
-  int64_t bytes() const;  // of the copies held now
 
  private:
   struct Input {
@@ -78,7 +76,6 @@ class DeferredWeights {
   };
 
   at::Tensor CopyOf(Ops& ops, int64_t rows, const at::Tensor& x_RC);
-  at::Tensor InputOf(Ops& ops, int64_t rows, const at::Tensor& x_RI, bool one_input);
 
   TensorPool* pool_;
   std::vector<Record> records_;

@@ -33,17 +33,12 @@ Embedding::Embedding(const BuildContext& build, LayerKind use)
       width_(build.spec.d_model()) {
   const auto& [spec, capacity, ops, parameters] = build;
   const std::string name = EmbeddingName(spec, use);
-  table_VD_ = parameters.Get(name);
-  dtable_VD_ = parameters.EmbeddingGradient(name, use);
+  table_VD_ = {parameters.Get(name), parameters.EmbeddingGradient(name, use)};
   if (spec.positions() == LEARNED) {
-    const std::string positions = StackName(stack_) + "embed_positions.weight";
-    positions_PD_ = parameters.Get(positions);
-    dpositions_PD_ = parameters.Gradient(positions);
+    positions_PD_ = parameters.Trained(StackName(stack_) + "embed_positions.weight");
   } else {
-    const at::TensorOptions options = ops.ResidualOptions();
-    positions_PD_ = SinusoidalPositions(spec.max_positions(), spec.d_model())
-                        .to(options.dtype().toScalarType())
-                        .to(options.device());
+    positions_PD_.value =
+        SinusoidalPositions(spec.max_positions(), spec.d_model()).to(ops.ResidualOptions());
   }
 }
 
@@ -53,20 +48,19 @@ at::Tensor Embedding::MaskFor(const Ops& ops, int64_t capacity) const {
 
 void Embedding::Forward(const PassContext& pass, const ResidualStream& stream,
                         const at::Tensor& mask) const {
-  EmbedArgs args{.rows = pass.rows,
-                 .table_VD = table_VD_,
-                 .positions_PD = positions_PD_,
-                 .scale = scale_,
-                 .dropout = {.seed = pass.microbatch->seed,
-                             .step = pass.microbatch->step,
-                             .stack = stack_,
-                             .layer = 0,
-                             .site = kSiteEmbedding,
-                             .rate = pass.keep() ? dropout_ : 0.0},
-                 .x_RD = stream.value_RD,
-                 .mask = mask};
-  if (!stream.one_tensor()) args.x_operand_RD = stream.operand_RD;
-  pass.ops->Embed(args);
+  pass.ops->Embed({.rows = pass.rows,
+                   .table_VD = table_VD_.value,
+                   .positions_PD = positions_PD_.value,
+                   .scale = scale_,
+                   .dropout = {.seed = pass.microbatch->seed,
+                               .step = pass.microbatch->step,
+                               .stack = stack_,
+                               .layer = 0,
+                               .site = kSiteEmbedding,
+                               .rate = pass.keep() ? dropout_ : 0.0},
+                   .x_RD = stream.value_RD,
+                   .x_operand_RD = stream.own_operand_RD(),
+                   .mask = mask});
 }
 
 void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
@@ -76,38 +70,35 @@ void Embedding::Backward(const PassContext& pass, const at::Tensor& dx_RD,
                            .scale = scale_,
                            .dropout_rate = dropout_,
                            .mask = mask,
-                           .dtable_VD = dtable_VD_,
-                           .dpositions_PD = dpositions_PD_});
+                           .dtable_VD = table_VD_.gradient,
+                           .dpositions_PD = positions_PD_.gradient});
 }
 
 OutputLayer::OutputLayer(const BuildContext& build) {
   const std::string name = EmbeddingName(build.spec, LayerKind::kOutput);
-  weight_VD_ = build.ops.MakeWeight(build.parameters.Get(name), build.parameters.trainable());
+  weight_VD_ = build.parameters.MakeWeight({name});
   dweight_VD_ = build.parameters.EmbeddingGradient(name, LayerKind::kOutput);
 }
 
 void OutputLayer::Loss(const PassContext& pass, const at::Tensor& hidden_RD,
                        const LossArgs& loss) const {
-  CrossEntropyArgs args{.rows = pass.rows->count,
-                        .hidden_RD = hidden_RD,
-                        .weight_VD = weight_VD_.get(),
-                        .labels = pass.microbatch->rows.labels,
-                        .index = pass.rows->index,
-                        .smoothing = loss.label_smoothing,
-                        .scale = loss.gradient_scale,
-                        .dhidden_RD = loss.dhidden_RD,
-                        .sums = loss.sums,
-                        .row_nll = loss.token_nll};
-  if (loss.dhidden_RD.defined()) args.dweight_VD = dweight_VD_;
-  pass.ops->CrossEntropy(args);
+  pass.ops->CrossEntropy({.rows = pass.rows->count,
+                          .hidden_RD = hidden_RD,
+                          .weight_VD = weight_VD_,
+                          .labels = pass.microbatch->rows.labels,
+                          .index = pass.rows->index,
+                          .smoothing = loss.label_smoothing,
+                          .scale = loss.gradient_scale,
+                          .dhidden_RD = loss.dhidden_RD,
+                          .dweight_VD = loss.dhidden_RD.defined() ? dweight_VD_ : at::Tensor(),
+                          .sums = loss.sums,
+                          .row_nll = loss.token_nll});
 }
 
 void OutputLayer::Logits(const PassContext& pass, const at::Tensor& hidden_RD,
                          const at::Tensor& logits_RV) const {
-  pass.ops->Linear({.rows = pass.rows->count,
-                    .x_RI = hidden_RD,
-                    .weight_OI = weight_VD_.get(),
-                    .y_RO = logits_RV});
+  pass.ops->Linear(
+      {.rows = pass.rows->count, .x_RI = hidden_RD, .weight_OI = weight_VD_, .y_RO = logits_RV});
 }
 
 }  // namespace deepnet

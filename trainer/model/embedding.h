@@ -4,9 +4,6 @@
 // Letters: R rows, D width, V vocabulary, P positions.
 #pragma once
 
-#include <memory>
-#include <string>
-
 #include <ATen/core/Tensor.h>
 
 #include "trainer/kernels/ops.h"
@@ -34,8 +31,8 @@ class Embedding {
   int stack_;
   double scale_, dropout_;
   int64_t width_;
-  at::Tensor table_VD_, dtable_VD_;          // dtable: the accumulator of this use
-  at::Tensor positions_PD_, dpositions_PD_;  // dpositions undefined if fixed
+  TrainedTensor table_VD_;      // gradient: the accumulator of this use
+  TrainedTensor positions_PD_;  // gradient undefined if fixed
 };
 
 struct LossArgs {
@@ -59,10 +56,9 @@ class OutputLayer {
   // Writes `logits_RV` (residual).
   void Logits(const PassContext& pass, const at::Tensor& hidden_RD,
               const at::Tensor& logits_RV) const;
-  void Refresh(Ops& ops) { ops.Refresh(*weight_VD_); }
 
  private:
-  std::unique_ptr<Weight> weight_VD_;
+  const Weight* weight_VD_;
   at::Tensor dweight_VD_;
 };
 

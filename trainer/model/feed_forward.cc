@@ -4,19 +4,15 @@
 
 namespace deepnet {
 
-FeedForward::FeedForward(const BuildContext& build, int stack, int layer)
+FeedForward::FeedForward(const BuildContext& build, const SublayerPlace& place)
     : width_(build.spec.d_model()),
       inner_(build.spec.ffn_dim()),
       gelu_(build.spec.activation() == GELU),
-      dropout_{.stack = stack,
-               .layer = layer,
-               .site = kSiteActivation,
-               .rate = build.spec.activation_dropout()},
-      fc1_(build, {LayerPrefix(stack, layer) + "fc1"}),
-      fc2_(build, {LayerPrefix(stack, layer) + "fc2"}),
-      residual_(build, {stack, layer, SublayerKind::kFeedForward}),
-      inner_norm_(build, {stack, layer, SublayerKind::kFeedForward}) {
-  const SublayerPlace place{stack, layer, SublayerKind::kFeedForward};
+      dropout_(SiteOf(place, kSiteActivation, build.spec.activation_dropout())),
+      fc1_(build, {LayerPrefix(place.stack, place.layer) + "fc1"}),
+      fc2_(build, {LayerPrefix(place.stack, place.layer) + "fc2"}),
+      residual_(build, place),
+      inner_norm_(build, place) {
   if (!MakeSublayerScheme(build.spec, place).shifts) return;
   middle_shift_.emplace(build.parameters, "", BlockName(place) + kMiddleShift);
 }
@@ -98,11 +94,6 @@ void FeedForward::BackwardInner(const PassContext& pass, const at::Tensor& dinne
   }
   if (gelu_) pass.ops->GeluBackward(rows, saved.pre_RF, dinner_RF, dinner_RF);
   if (middle_shift_) middle_shift_->BackwardInPlace(pass, dinner_RF, at::Tensor());
-}
-
-void FeedForward::Refresh(Ops& ops) {
-  fc1_.Refresh(ops);
-  fc2_.Refresh(ops);
 }
 
 }  // namespace deepnet

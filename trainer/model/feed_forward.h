@@ -23,14 +23,13 @@ class FeedForward {
     ResidualConnection::Saved residual;
   };
 
-  FeedForward(const BuildContext& build, int stack, int layer);
+  FeedForward(const BuildContext& build, const SublayerPlace& place);
 
   Saved MakeSaved(const Ops& ops, int64_t capacity,
                   const Workspace* recompute_work = nullptr) const;
   void Forward(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Saved& saved) const;
-  void Refresh(Ops& ops);
   const ResidualConnection& residual() const { return residual_; }
 
  private:

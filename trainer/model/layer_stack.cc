@@ -4,6 +4,8 @@
 #include "trainer/model/layer_stack.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -15,8 +17,6 @@
 
 namespace deepnet {
 namespace {
-
-bool AtLeastFfn(Recompute level) { return level == SELECTIVE_FFN || level == SELECTIVE_GEMM; }
 
 // Copies the layer's input where its last sub-layer also reads it.
 void KeepInput(const PassContext& pass, const ResidualStream& stream) {
@@ -41,18 +41,17 @@ void KeptPool::Sort() {
       return tensor_of(a).const_data_ptr() > tensor_of(b).const_data_ptr();
     });
   };
-  const auto itself = [](const at::Tensor& x) -> const at::Tensor& { return x; };
   for (auto& [level, all] : saved) {
     sort(all, [](const TransformerLayer::Saved& s) { return s.self_attention.log_sum_exp_RH; });
   }
-  sort(first_RD, itself);
-  sort(inputs_RD, itself);
+  sort(first_RD, std::identity());
+  sort(inputs_RD, std::identity());
   sort(histories, [](const LayerHistory::Saved& s) { return s.outputs_RD[0]; });
 }
 
 TransformerLayer::TransformerLayer(const BuildContext& build, int stack, int layer)
     : self_attention_(build, {stack, layer, SublayerKind::kSelfAttention}),
-      feed_forward_(build, stack, layer) {
+      feed_forward_(build, {stack, layer, SublayerKind::kFeedForward}) {
   if (SublayersPerLayer(build.spec, stack) < 3) return;
   cross_attention_.emplace(build, SublayerPlace{stack, layer, SublayerKind::kCrossAttention});
 }
@@ -64,7 +63,7 @@ TransformerLayer::Saved TransformerLayer::MakeSaved(const Ops& ops, int64_t capa
   const Workspace* recompute_work = level == SELECTIVE_GEMM ? work : nullptr;
   Saved saved{self_attention_.MakeSaved(ops, capacity, source_capacity, recompute_work),
               {},
-              feed_forward_.MakeSaved(ops, capacity, AtLeastFfn(level) ? work : nullptr)};
+              feed_forward_.MakeSaved(ops, capacity, level == NONE ? nullptr : work)};
   if (cross_attention_) {
     saved.cross_attention =
         cross_attention_->MakeSaved(ops, capacity, source_capacity, recompute_work, source_work);
@@ -90,10 +89,10 @@ void TransformerLayer::Backward(const PassContext& pass, const Upstream& upstrea
   feed_forward_.Backward(pass, before_block, dstream_RD, saved.feed_forward);
   if (cross_attention_) cross_attention_->Backward(pass, first, dstream_RD, saved.cross_attention);
   self_attention_.Backward(pass, upstream, dstream_RD, saved.self_attention);
-  if (!pass.work->layer_input_RD.defined()) return;
   // The last sub-layer has left a gradient for the layer's input.
-  const int64_t rows = pass.rows->count;
-  pass.ops->Add(FirstRows(rows, dstream_RD), FirstRows(rows, pass.work->layer_input_RD));
+  if (const at::Tensor& dinput_RD = pass.work->layer_input_RD; dinput_RD.defined()) {
+    AddRows(pass, dstream_RD, dinput_RD);
+  }
 }
 
 void TransformerLayer::Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
@@ -108,23 +107,13 @@ Upstream TransformerLayer::Output(const Saved& saved) const {
   return {&feed_forward_.residual(), &saved.feed_forward.residual, {}};
 }
 
-void TransformerLayer::Refresh(Ops& ops) {
-  self_attention_.Refresh(ops);
-  if (cross_attention_) cross_attention_->Refresh(ops);
-  feed_forward_.Refresh(ops);
-}
-
 LayerHistory::LayerHistory(const BuildContext& build, int stack) : width_(build.spec.d_model()) {
-  const auto add = [&](const std::string& name) {
-    weights_.push_back(build.parameters.Get(name));
-    dweights_.push_back(build.parameters.Gradient(name));
-  };
   for (int layer = 0; layer < LayersOf(build.spec, stack); ++layer) {
     const std::string prefix = LayerPrefix(stack, layer);
-    add(prefix + kHistoryWeight);
+    weights_.push_back(build.parameters.Trained(prefix + kHistoryWeight));
     norms_.emplace_back(build, prefix + kHistoryNorm);
   }
-  add(StackName(stack) + kHistoryWeight);
+  weights_.push_back(build.parameters.Trained(StackName(stack) + kHistoryWeight));
 }
 
 LayerHistory::Saved LayerHistory::MakeSaved(const Ops& ops, int64_t capacity, bool trains) const {
@@ -143,18 +132,13 @@ std::vector<at::Tensor> LayerHistory::MakeGradients(const Ops& ops, int64_t capa
   return all;
 }
 
-void LayerHistory::Begin(const PassContext& pass, const ResidualStream& stream,
-                         Saved& saved) const {
-  pass.ops->Copy(pass.rows->count, stream.value_RD, saved.outputs_RD[0]);
-}
-
 void LayerHistory::Mix(const PassContext& pass, int layer, const ResidualStream& stream,
                        const Saved& saved) const {
   pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
   for (int k = 0; k <= layer; ++k) {
     pass.ops->AddScaled({.rows = pass.rows->count,
                          .x_RD = saved.outputs_RD[k],
-                         .factor_1 = weights_[layer].narrow(0, k, 1),
+                         .factor_1 = weights_[layer].value.narrow(0, k, 1),
                          .y_RD = stream.value_RD});
   }
 }
@@ -172,9 +156,9 @@ void LayerHistory::MixBackward(const PassContext& pass, int layer, const at::Ten
     pass.ops->AddScaledBackward({.rows = pass.rows->count,
                                  .dy_RD = dstream_RD,
                                  .x_RD = saved.outputs_RD[k],
-                                 .factor_1 = weights_[layer].narrow(0, k, 1),
+                                 .factor_1 = weights_[layer].value.narrow(0, k, 1),
                                  .dx_RD = gradients[k],
-                                 .dfactor_1 = dweights_[layer].narrow(0, k, 1)});
+                                 .dfactor_1 = weights_[layer].gradient.narrow(0, k, 1)});
   }
 }
 
@@ -182,11 +166,6 @@ void LayerHistory::KeepBackward(const PassContext& pass, int layer, const at::Te
                                 Saved& saved, const std::vector<at::Tensor>& gradients) const {
   pass.ops->Copy(pass.rows->count, gradients[layer + 1], dstream_RD);
   norms_[layer].BackwardInPlace(pass, dstream_RD, saved.norms[layer]);
-}
-
-void LayerHistory::BeginBackward(const PassContext& pass, const at::Tensor& dstream_RD,
-                                 const std::vector<at::Tensor>& gradients) const {
-  pass.ops->Copy(pass.rows->count, gradients[0], dstream_RD);
 }
 
 LayerStack::LayerStack(const BuildContext& build, const RecomputeChoice& options,
@@ -207,9 +186,7 @@ LayerStack::LayerStack(const BuildContext& build, const RecomputeChoice& options
 
 LayerStack::Kept LayerStack::TakeKept(KeptPool& pool, const Workspace& work,
                                       const Workspace& source_work) const {
-  const auto zeros = [&](const at::TensorOptions& options) {
-    return at::zeros({capacity_, width_}, options);
-  };
+  const std::array<int64_t, 2> shape = {capacity_, width_};
   Kept kept;
   if (size() == 0) return kept;
   if (history_) {
@@ -219,11 +196,12 @@ LayerStack::Kept LayerStack::TakeKept(KeptPool& pool, const Workspace& work,
   if (by_segment()) {
     for (int i = 0; i < NumSegments(); ++i) {
       kept.inputs_RD.push_back(
-          TakeOrMake(pool.inputs_RD, [&] { return zeros(ops_.ResidualOptions()); }));
+          TakeOrMake(pool.inputs_RD, [&] { return at::zeros(shape, ops_.ResidualOptions()); }));
     }
     return kept;
   }
-  kept.first_RD = TakeOrMake(pool.first_RD, [&] { return zeros(ops_.OperandOptions()); });
+  kept.first_RD =
+      TakeOrMake(pool.first_RD, [&] { return at::zeros(shape, ops_.OperandOptions()); });
   for (int i = 0; i < size(); ++i) {
     kept.saved.push_back(TakeOrMake(pool.saved[options_.level], [&] {
       return MakeSaved({options_.level, &work, &source_work});
@@ -275,7 +253,7 @@ void LayerStack::BeforeLayer(const PassContext& pass, int layer, const ResidualS
     ops_.Copy(pass.rows->count, stream.value_RD, pass.second_RD);
   }
   if (!history_) return;
-  if (layer == 0) history_->Begin(pass, stream, kept.history);
+  if (layer == 0) ops_.Copy(pass.rows->count, stream.value_RD, kept.history.outputs_RD[0]);
   history_->Mix(pass, layer, stream, kept.history);
 }
 
@@ -368,15 +346,9 @@ void LayerStack::BeforeLayerBackward(const PassContext& pass, int layer,
                                      const SegmentWorkspace& segment) const {
   const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
   if (history_) history_->MixBackward(pass, layer, dstream_RD, kept.history, gradients);
-  if (history_ && layer == 0) history_->BeginBackward(pass, dstream_RD, gradients);
-  if (layer == 0 && pass.second_RD.defined()) {
-    const int64_t rows = pass.rows->count;
-    ops_.Add(FirstRows(rows, dstream_RD), FirstRows(rows, pass.second_RD));
-  }
-}
-
-void LayerStack::Refresh() {
-  for (TransformerLayer& layer : layers_) layer.Refresh(ops_);
+  if (layer > 0) return;
+  if (history_) ops_.Copy(pass.rows->count, gradients[0], dstream_RD);
+  if (pass.second_RD.defined()) AddRows(pass, dstream_RD, pass.second_RD);
 }
 
 }  // namespace deepnet

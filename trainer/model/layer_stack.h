@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "parallel/plan/inventory.h"
-#include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/attention.h"
@@ -56,7 +55,6 @@ class TransformerLayer {
             const StepCache& self, const StepCache& cross) const;
   // The origin of the next layer's input.
   Upstream Output(const Saved& saved) const;
-  void Refresh(Ops& ops);
 
  private:
   AttentionLayer self_attention_;
@@ -76,7 +74,8 @@ class TransformerLayer {
 // (Inventory::one_piece).
 class LayerHistory {
  public:
-  // State of one microbatch: z_0 .. z_n (residual), and states of the n norms.
+  // State of one microbatch: z_0 .. z_n (residual), of which the stack writes z_0, and states of
+  // the n norms.
   struct Saved {
     std::vector<at::Tensor> outputs_RD;
     std::vector<NormState> norms;
@@ -90,8 +89,6 @@ class LayerHistory {
   // Gradients of z_0 .. z_n, for one backward pass at a time.
   std::vector<at::Tensor> MakeGradients(const Ops& ops, int64_t capacity) const;
 
-  // z_0 = the stream.
-  void Begin(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   // The stream becomes the input of `layer` (from 0), or with the number of layers the output.
   void Mix(const PassContext& pass, int layer, const ResidualStream& stream,
            const Saved& saved) const;
@@ -105,14 +102,11 @@ class LayerHistory {
   // Backward of Keep: `dstream_RD` becomes the gradient of the stream after `layer`.
   void KeepBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD, Saved& saved,
                     const std::vector<at::Tensor>& gradients) const;
-  // Backward of Begin: `dstream_RD` becomes the gradient of the stream that entered the stack.
-  void BeginBackward(const PassContext& pass, const at::Tensor& dstream_RD,
-                     const std::vector<at::Tensor>& gradients) const;
 
  private:
   int64_t width_;
-  std::vector<at::Tensor> weights_, dweights_;  // [layer + 1]; the last are the output's
-  std::vector<NormLayer> norms_;                // of z_1 .. z_n
+  std::vector<TrainedTensor> weights_;  // [layer + 1]; the last are the output's
+  std::vector<NormLayer> norms_;        // of z_1 .. z_n
 };
 
 // Consecutive layers of a stack.
@@ -153,8 +147,7 @@ class LayerStack {
 
   // State of one microbatch from Forward to Backward.
   struct Kept {
-    std::vector<Saved>
-        saved;  // NONE, SELECTIVE_FFN, SELECTIVE_GEMM: one a layer; inference: one for all
+    std::vector<Saved> saved;           // one a layer; not for FULL; inference: one for all
     at::Tensor first_RD;                // operand: input of the first layer; not for FULL
     std::vector<at::Tensor> inputs_RD;  // FULL: residual, input of each segment
     LayerHistory::Saved history;        // empty where there is none
@@ -184,7 +177,6 @@ class LayerStack {
   // seed and step of Forward. Changes nothing but `kept`, workspaces and gradients.
   void Backward(const PassContext& pass, const at::Tensor& dstream_RD, Kept& kept,
                 SegmentWorkspace& segment) const;
-  void Refresh();
 
   // The steps before and after layer `layer` when decoding, where the caller runs the layers.
   void BeforeLayer(const PassContext& pass, int layer, const ResidualStream& stream,

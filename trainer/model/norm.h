@@ -14,8 +14,8 @@
 
 namespace deepnet {
 
-// LayerNorm, RMSNorm or BatchNorm, as the model says. The same object serves the fused residual
-// step (trainer/model/residual.h), which fills its arguments by Into, and norms that stand alone.
+// LayerNorm, RMSNorm or BatchNorm, as the model says, alone or at the end of the fused residual
+// step (trainer/model/residual.h).
 class NormLayer {
  public:
   // Parameters `name`.weight and, except for RMSNorm, `name`.bias. `epsilon`: the model's if not
@@ -24,14 +24,14 @@ class NormLayer {
 
   NormState MakeState(const Ops& ops, int64_t capacity) const;
 
-  // Fills in this norm's part of the arguments of a step that ends in it.
-  void Into(ResidualNormArgs& args) const;
-  void Into(ResidualNormGradArgs& args) const;
+  // Runs a step that ends in this norm, whose part of the arguments, rows and state are filled in
+  // here. Nothing is kept in inference.
+  void Run(const PassContext& pass, ResidualNormArgs args, const NormState& state) const;
+  void RunBackward(const PassContext& pass, ResidualNormGradArgs args, NormState& state) const;
 
-  // y = N(x), of either type each; y may be x where the types are equal. Keeps nothing in
-  // inference.
+  // y = N(x), of either type each; y may be x where the types are equal.
   void Forward(const PassContext& pass, const at::Tensor& x_RD, const at::Tensor& y_RD,
-               NormState& state) const;
+               const NormState& state) const;
   // Writes y (operand) once more, with the same bits.
   void Output(const PassContext& pass, const NormState& state, const at::Tensor& y_RD) const;
   // `dy_RD` (residual or operand): gradient of y on entry, of x on return.
@@ -41,12 +41,13 @@ class NormLayer {
                     const at::Tensor& dx_RD) const;
 
   // stream <- N(stream), in both types.
-  void ForwardStream(const PassContext& pass, const ResidualStream& stream, NormState& state) const;
+  void ForwardStream(const PassContext& pass, const ResidualStream& stream,
+                     const NormState& state) const;
 
  private:
   bool centred_, over_rows_;
   double epsilon_;
-  at::Tensor gain_D_, bias_D_, dgain_D_, dbias_D_;  // biases undefined with RMSNorm
+  TrainedTensor gain_D_, bias_D_;  // bias undefined with RMSNorm
 };
 
 // Trained factors and a trained shift that some residual schemes put on streams, branches and
@@ -64,7 +65,7 @@ class ScaleShift {
                        const at::Tensor& x_RD) const;
 
  private:
-  at::Tensor scale_G_, dscale_G_, shift_1_, dshift_1_;
+  TrainedTensor scale_G_, shift_1_;
 };
 
 }  // namespace deepnet

@@ -10,8 +10,14 @@ namespace deepnet {
 
 Parameters::Parameters(Inventory inventory, Ops& ops, bool trainable)
     : ops_(ops), inventory_(std::move(inventory)), first_use_(inventory_.parameters.size(), -1) {
+  int64_t accumulators = 0;
   for (int l = 0; l < static_cast<int>(inventory_.layers.size()); ++l) {
-    for (const int parameter : inventory_.layers[l].parameters) AddUse(l, parameter);
+    for (const int parameter : inventory_.layers[l].parameters) {
+      const Parameter& p = inventory_.parameters[parameter];
+      if (first_use_[parameter] < 0) first_use_[parameter] = static_cast<int>(uses_.size());
+      uses_.push_back({l, parameter, accumulators, p.offset, p.NumElements()});
+      accumulators += p.NumElements();
+    }
   }
   for (int i = 0; i < static_cast<int>(inventory_.parameters.size()); ++i) {
     index_[inventory_.parameters[i].name] = i;
@@ -20,8 +26,6 @@ Parameters::Parameters(Inventory inventory, Ops& ops, bool trainable)
   const int64_t n = inventory_.NumElements();
   weights_ = at::zeros({n}, ops.ResidualOptions());
   if (!trainable) return;
-  const int64_t accumulators =
-      uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
   gradient_ = at::zeros({accumulators}, ops.ResidualOptions());
   moment_elements_ = n;
 }
@@ -40,13 +44,6 @@ void Parameters::ShardMoments(int64_t elements) {
 }
 
 void Parameters::KeepAverage() { average_ = at::zeros({moment_elements_}, weights_.options()); }
-
-void Parameters::AddUse(int layer, int parameter) {
-  const Parameter& p = inventory_.parameters[parameter];
-  const int64_t end = uses_.empty() ? 0 : uses_.back().gradient_offset + uses_.back().count;
-  if (first_use_[parameter] < 0) first_use_[parameter] = static_cast<int>(uses_.size());
-  uses_.push_back({layer, parameter, end, p.offset, p.NumElements()});
-}
 
 void Parameters::Initialize(uint64_t seed) {
   for (const Parameter& p : inventory_.parameters) {
@@ -68,11 +65,6 @@ const Use& Parameters::FirstUse(const std::string& name) const {
   return uses_[first_use_[it->second]];
 }
 
-at::Tensor Parameters::View(const at::Tensor& flat, int64_t Use::*offset, const Use& use) const {
-  if (!flat.defined()) return at::Tensor();
-  return flat.narrow(0, use.*offset, use.count).view(inventory_.parameters[use.parameter].shape);
-}
-
 at::Tensor Parameters::Joined(const at::Tensor& flat, int64_t Use::*offset,
                               const std::vector<std::string>& names) const {
   if (!flat.defined()) return at::Tensor();
@@ -88,13 +80,18 @@ at::Tensor Parameters::Joined(const at::Tensor& flat, int64_t Use::*offset,
   return flat.narrow(0, first.*offset, end - first.*offset).view(shape);
 }
 
-at::Tensor Parameters::Get(const std::string& name) const { return GetJoined({name}); }
-
 at::Tensor Parameters::GetJoined(const std::vector<std::string>& names) const {
   return Joined(weights_, &Use::weight_offset, names);
 }
 
-at::Tensor Parameters::Gradient(const std::string& name) const { return GradientJoined({name}); }
+const Weight* Parameters::MakeWeight(const std::vector<std::string>& names) const {
+  working_copies_.push_back(ops_.MakeWeight(GetJoined(names), trainable()));
+  return working_copies_.back().get();
+}
+
+void Parameters::Refresh() const {
+  for (const std::unique_ptr<Weight>& weight : working_copies_) ops_.Refresh(*weight);
+}
 
 at::Tensor Parameters::GradientJoined(const std::vector<std::string>& names) const {
   return Joined(gradient_, &Use::gradient_offset, names);
@@ -103,9 +100,10 @@ at::Tensor Parameters::GradientJoined(const std::vector<std::string>& names) con
 at::Tensor Parameters::EmbeddingGradient(const std::string& name, LayerKind use) const {
   const int parameter = FirstUse(name).parameter;
   for (const Use& here : uses_) {
-    if (here.parameter != parameter) continue;
-    if (inventory_.layers[here.layer].kind != use) continue;
-    return View(gradient_, &Use::gradient_offset, here);
+    if (here.parameter != parameter || inventory_.layers[here.layer].kind != use) continue;
+    if (!trainable()) return at::Tensor();
+    return gradient_.narrow(0, here.gradient_offset, here.count)
+        .view(inventory_.parameters[parameter].shape);
   }
   DEEPNET_CHECK(false) << name << " is not used so here";
   return at::Tensor();

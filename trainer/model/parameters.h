@@ -10,6 +10,7 @@
 // once per step.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,11 @@ struct GradientSpan {
   friend bool operator==(const GradientSpan&, const GradientSpan&) = default;
 };
 
+// A parameter and its accumulator, which is undefined where nothing is trained.
+struct TrainedTensor {
+  at::Tensor value, gradient;
+};
+
 class Parameters {
  public:
   // Masters of residual type on the device of `ops`, which outlives them. `trainable`: with
@@ -57,14 +63,20 @@ class Parameters {
   void Initialize(uint64_t seed);
 
   // Returns the master of `name` in its shape. DEEPNET_CHECKs that it exists.
-  at::Tensor Get(const std::string& name) const;
+  at::Tensor Get(const std::string& name) const { return GetJoined({name}); }
   // Returns the masters of `names`, which are adjacent in flat order and have equal width, as one
   // matrix (or vector).
   at::Tensor GetJoined(const std::vector<std::string>& names) const;
   // Return accumulators in the same shapes; undefined tensors if not trainable. For a tied tensor:
   // the accumulator of its first use here.
-  at::Tensor Gradient(const std::string& name) const;
+  at::Tensor Gradient(const std::string& name) const { return GradientJoined({name}); }
   at::Tensor GradientJoined(const std::vector<std::string>& names) const;
+  TrainedTensor Trained(const std::string& name) const { return {Get(name), Gradient(name)}; }
+  // Makes the working copy of GetJoined(names) that products read, up to date after Refresh, with
+  // the form for backward passes if trainable. It lives as long as this.
+  const Weight* MakeWeight(const std::vector<std::string>& names) const;
+  // Takes over the masters, after they moved, in all working copies.
+  void Refresh() const;
   // Returns the accumulator of the embedding matrix `name` in the layer of kind `use`: source
   // embedding, target embedding or output. DEEPNET_CHECKs that this part has that layer.
   at::Tensor EmbeddingGradient(const std::string& name, LayerKind use) const;
@@ -91,10 +103,8 @@ class Parameters {
 
  private:
   const Use& FirstUse(const std::string& name) const;
-  at::Tensor View(const at::Tensor& flat, int64_t Use::*offset, const Use& use) const;
   at::Tensor Joined(const at::Tensor& flat, int64_t Use::*offset,
                     const std::vector<std::string>& names) const;
-  void AddUse(int layer, int parameter);
   const at::Tensor& Moment(at::Tensor& moment) const;
 
   Ops& ops_;
@@ -105,6 +115,7 @@ class Parameters {
   int64_t moment_elements_ = 0;
   at::Tensor weights_, gradient_, average_;
   mutable at::Tensor moment1_, moment2_;  // undefined before the first call
+  mutable std::vector<std::unique_ptr<Weight>> working_copies_;
 };
 
 // The arguments that all parts of a model are built with. `ops` and `parameters` outlive the parts.

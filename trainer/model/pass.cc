@@ -13,11 +13,8 @@ at::Tensor MakeMask(const Ops& ops, int64_t rows, int64_t features) {
 }
 
 ResidualStream MakeResidualStream(const Ops& ops, int64_t capacity, int64_t width) {
-  ResidualStream stream;
-  stream.value_RD = at::zeros({capacity, width}, ops.ResidualOptions());
-  stream.operand_RD =
-      SameTypes(ops) ? stream.value_RD : at::zeros({capacity, width}, ops.OperandOptions());
-  return stream;
+  const at::Tensor value_RD = at::zeros({capacity, width}, ops.ResidualOptions());
+  return {value_RD, SameTypes(ops) ? value_RD : at::zeros({capacity, width}, ops.OperandOptions())};
 }
 
 Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute) {
@@ -40,6 +37,10 @@ Workspace::Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Re
   if (spec.activation() == GELU) pre_RF = operands(f);
   if (spec.activation_dropout() > 0) inner_mask_RF = MakeMask(ops, capacity, f);
   if (recompute == SELECTIVE_GEMM) qkv_R3D = operands(3 * d);
+}
+
+void AddRows(const PassContext& pass, const at::Tensor& y_RD, const at::Tensor& x_RD) {
+  pass.ops->Add(FirstRows(pass.rows->count, y_RD), FirstRows(pass.rows->count, x_RD));
 }
 
 void FillOperand(const PassContext& pass, const ResidualStream& stream) {
@@ -80,13 +81,10 @@ BoundarySet BoundaryBefore(const Inventory& whole, int position) {
   if (position == static_cast<int>(whole.layers.size())) return set;
   const Layer& next = whole.layers[position];
   for (const BoundaryTensor& tensor : next.inputs) {
-    if (tensor.name != kHidden) {
-      set.encoder_output = true;
-    } else if (next.kind == LayerKind::kEncoder) {
-      set.source = true;
-    } else {
-      set.target = true;
-    }
+    const bool hidden = tensor.name == kHidden, encoder = next.kind == LayerKind::kEncoder;
+    set.encoder_output |= !hidden;
+    set.source |= hidden && encoder;
+    set.target |= hidden && !encoder;
   }
   return set;
 }

@@ -27,6 +27,8 @@ struct ResidualStream {
   at::Tensor operand_RD;
 
   bool one_tensor() const { return operand_RD.is_same(value_RD); }
+  // Undefined where both are one tensor.
+  at::Tensor own_operand_RD() const { return one_tensor() ? at::Tensor() : operand_RD; }
 };
 
 // A stream of zeros, with a tensor of its own for operands only where the types differ.
@@ -111,6 +113,9 @@ struct PassContext {
 
   bool keep() const { return microbatch->training; }
 };
+
+// y += x, of the pass's rows.
+void AddRows(const PassContext& pass, const at::Tensor& y_RD, const at::Tensor& x_RD);
 
 // Copies the values to the operand tensor, unless both are one tensor.
 void FillOperand(const PassContext& pass, const ResidualStream& stream);

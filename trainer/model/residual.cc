@@ -8,25 +8,12 @@
 namespace deepnet {
 namespace {
 
-Site SiteOf(SublayerKind kind) {
-  switch (kind) {
-    case SublayerKind::kSelfAttention:
-      return kSiteSelfAttention;
-    case SublayerKind::kCrossAttention:
-      return kSiteCrossAttention;
-    case SublayerKind::kFeedForward:
-      return kSiteFeedForward;
-  }
-  return kSiteSelfAttention;
-}
+constexpr Site kSites[] = {kSiteSelfAttention, kSiteCrossAttention,
+                           kSiteFeedForward};  // [SublayerKind]
 
 // x *= factor, a constant.
 void ScaleRows(const PassContext& pass, const at::Tensor& x, double factor) {
   if (factor != 1.0) pass.ops->Scale(pass.rows->count, x, factor);
-}
-
-void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) {
-  pass.ops->Add(FirstRows(pass.rows->count, y), FirstRows(pass.rows->count, x));
 }
 
 }  // namespace
@@ -34,10 +21,7 @@ void AddRows(const PassContext& pass, const at::Tensor& y, const at::Tensor& x) 
 ResidualConnection::ResidualConnection(const BuildContext& build, const SublayerPlace& place)
     : place_(place),
       scheme_(MakeSublayerScheme(build.spec, place)),
-      dropout_{.stack = place.stack,
-               .layer = place.layer,
-               .site = SiteOf(place.kind),
-               .rate = build.spec.dropout()},
+      dropout_(SiteOf(place, kSites[static_cast<int>(place.kind)], build.spec.dropout())),
       width_(build.spec.d_model()) {
   const Parameters& parameters = build.parameters;
   const std::string block = BlockName(place);
@@ -63,6 +47,10 @@ ResidualConnection::Saved ResidualConnection::MakeSaved(const Ops& ops, int64_t 
   return saved;
 }
 
+DropoutSite SiteOf(const SublayerPlace& place, Site site, double rate) {
+  return {.stack = place.stack, .layer = place.layer, .site = site, .rate = rate};
+}
+
 DropoutSite At(DropoutSite site, const PassContext& pass) {
   site.seed = pass.microbatch->seed;
   site.step = pass.microbatch->step;
@@ -81,15 +69,11 @@ at::Tensor ResidualConnection::Enter(const PassContext& pass, const ResidualStre
   }
   const at::Tensor input_RD = BranchInput(pass, stream, saved);
   if (pass.microbatch->probe != nullptr) {
-    SublayerView view = View(stream);
-    view.input_RD = input_RD;
-    pass.microbatch->probe->AtEnter(pass, view);
+    pass.microbatch->probe->AtEnter(
+        pass,
+        {.place = place_, .scheme = &scheme_, .stream_RD = stream.value_RD, .input_RD = input_RD});
   }
   return input_RD;
-}
-
-SublayerView ResidualConnection::View(const ResidualStream& stream) const {
-  return {.place = place_, .scheme = &scheme_, .stream_RD = stream.value_RD};
 }
 
 at::Tensor ResidualConnection::BranchInput(const PassContext& pass, const ResidualStream& stream,
@@ -143,7 +127,7 @@ void ResidualConnection::AddDropped(const PassContext& pass, const at::Tensor& s
 void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream& stream,
                                    const Saved& saved) const {
   const double started = SecondsNow();
-  SublayerView view = View(stream);
+  SublayerView view{.place = place_, .scheme = &scheme_, .stream_RD = stream.value_RD};
   const at::Tensor x_RD = FirstRows(pass.rows->count, stream.value_RD);
   view.branch_RD = at::zeros_like(x_RD);
   AddDropped(pass, view.branch_RD, saved);
@@ -161,18 +145,16 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
 // stream <- N(alpha stream + dropout(branch)), in one sweep.
 void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
                                           Saved& saved) const {
-  ResidualNormArgs args{.rows = pass.rows->count,
-                        .x_RD = stream.value_RD,
-                        .branch_RD = pass.work->branch_RD,
-                        .alpha = scheme_.alpha,
-                        .dropout = At(dropout_, pass),
-                        .ids = pass.rows,
-                        .y_RD = stream.value_RD};
-  if (!stream.one_tensor()) args.y_operand_RD = stream.operand_RD;
-  if (pass.keep()) args.state = saved.norms[EndIndex()];
-  if (pass.keep()) args.mask = saved.mask;
-  end_norm_->Into(args);
-  pass.ops->ResidualNorm(args);
+  end_norm_->Run(pass,
+                 {.x_RD = stream.value_RD,
+                  .branch_RD = pass.work->branch_RD,
+                  .alpha = scheme_.alpha,
+                  .dropout = At(dropout_, pass),
+                  .ids = pass.rows,
+                  .y_RD = stream.value_RD,
+                  .y_operand_RD = stream.own_operand_RD(),
+                  .mask = pass.keep() ? saved.mask : at::Tensor()},
+                 saved.norms[EndIndex()]);
 }
 
 at::Tensor ResidualConnection::Input(const PassContext& pass, const Saved& saved,
@@ -199,17 +181,15 @@ void ResidualConnection::LeaveBackward(const PassContext& pass, Saved& saved,
                                        const at::Tensor& dstream_RD) const {
   const at::Tensor& dbranch_RD = pass.work->dbranch_RD;
   if (end_norm_) {
-    ResidualNormGradArgs args{.rows = pass.rows->count,
-                              .dy_RD = dstream_RD,
-                              .state = saved.norms[EndIndex()],
-                              .alpha = scheme_.alpha,
-                              .dropout_rate = dropout_.rate,
-                              .mask = saved.mask,
-                              .dpast_RD = SecondStream(pass),
-                              .dx_RD = dstream_RD,
-                              .dbranch_RD = dbranch_RD};
-    end_norm_->Into(args);
-    pass.ops->ResidualNormBackward(args);
+    end_norm_->RunBackward(pass,
+                           {.dy_RD = dstream_RD,
+                            .alpha = scheme_.alpha,
+                            .dropout_rate = dropout_.rate,
+                            .mask = saved.mask,
+                            .dpast_RD = SecondStream(pass),
+                            .dx_RD = dstream_RD,
+                            .dbranch_RD = dbranch_RD},
+                           saved.norms[EndIndex()]);
   } else {
     pass.ops->AddBranchBackward(pass.rows->count, dstream_RD, dropout_.rate, saved.mask,
                                 dbranch_RD);

@@ -41,10 +41,12 @@ class ResidualConnection {
  public:
   // State of one microbatch. Tensors that the scheme does not need are undefined.
   struct Saved {
-    std::array<NormState, 3> norms;  // of the scheme's norms, in the order input, output, end
-    at::Tensor stream_RD;            // residual: as it entered
-    at::Tensor branch_RD;            // residual: before its trained factor
-    at::Tensor mask;                 // of dropout
+    // Those of the scheme's norms, in the order input, output, end, without gaps: layers of MIX_LN,
+    // which have one norm in either place, share them.
+    std::array<NormState, 3> norms;
+    at::Tensor stream_RD;  // residual: as it entered
+    at::Tensor branch_RD;  // residual: before its trained factor
+    at::Tensor mask;       // of dropout
   };
 
   ResidualConnection(const BuildContext& build, const SublayerPlace& place);
@@ -78,7 +80,6 @@ class ResidualConnection {
   int EndIndex() const { return scheme_.NumNorms() - 1; }
   at::Tensor SecondStream(const PassContext& pass) const;
   at::Tensor BranchInput(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
-  SublayerView View(const ResidualStream& stream) const;
   void ShowLeave(const PassContext& pass, const ResidualStream& stream, const Saved& saved) const;
   void AddDropped(const PassContext& pass, const at::Tensor& stream_RD, const Saved& saved) const;
   void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
@@ -99,7 +100,9 @@ struct Upstream {
   at::Tensor embedded_RD;  // operand; used where `residual` is null
 };
 
-// `site` in this pass; without dropout where nothing is kept for a backward pass.
+// A site of the sub-layer at `place`, and the same in a pass: without dropout where nothing is kept
+// for a backward pass.
+DropoutSite SiteOf(const SublayerPlace& place, Site site, double rate);
 DropoutSite At(DropoutSite site, const PassContext& pass);
 
 // The step that some schemes put between the inside of a branch and its last matrix: a

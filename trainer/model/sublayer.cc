@@ -11,16 +11,11 @@ LinearLayer::LinearLayer(const BuildContext& build, const std::vector<std::strin
     biases.push_back(name + ".bias");
   }
   const Parameters& parameters = build.parameters;
-  weight_ = build.ops.MakeWeight(parameters.GetJoined(weights), parameters.trainable());
+  weight_ = parameters.MakeWeight(weights);
   dweight_ = parameters.GradientJoined(weights);
   if (!HasBiases(build.spec)) return;
   bias_ = parameters.GetJoined(biases);
   dbias_ = parameters.GradientJoined(biases);
-}
-
-void LinearLayer::BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
-                                 bool one_input) const {
-  AddGradients(pass, dy, x, dbias_, one_input);
 }
 
 void LinearLayer::AddGradients(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,

@@ -11,7 +11,6 @@
 // Letters: R rows, D width.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,11 +29,10 @@ class LinearLayer {
   // `names`: of the parameters, without ".weight" and ".bias".
   LinearLayer(const BuildContext& build, const std::vector<std::string>& names);
 
-  void Refresh(Ops& ops) { ops.Refresh(*weight_); }
   void Forward(const PassContext& pass, const at::Tensor& x, bool relu, const at::Tensor& y) const {
     pass.ops->Linear({.rows = pass.rows->count,
                       .x_RI = x,
-                      .weight_OI = weight_.get(),
+                      .weight_OI = weight_,
                       .bias_O = bias_,
                       .relu = relu,
                       .y_RO = y});
@@ -43,14 +41,16 @@ class LinearLayer {
                      bool accumulate, const at::Tensor& dx) const {
     pass.ops->LinearBackwardInput({.rows = pass.rows->count,
                                    .dy_RO = dy,
-                                   .weight_OI = weight_.get(),
+                                   .weight_OI = weight_,
                                    .relu_output_RI = relu_output,
                                    .accumulate = accumulate,
                                    .dx_RI = dx});
   }
   // Deferred if the pass says so. `one_input`: see DeferredWeights::Add.
   void BackwardWeight(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
-                      bool one_input = false) const;
+                      bool one_input = false) const {
+    AddGradients(pass, dy, x, dbias_, one_input);
+  }
 
   // Splits BackwardWeight: the first part masks `dy` by the output of a ReLU that stands behind
   // this layer and adds to the bias, the second one is the rest. Only where CanSplit.
@@ -69,7 +69,7 @@ class LinearLayer {
   void AddGradients(const PassContext& pass, const at::Tensor& dy, const at::Tensor& x,
                     const at::Tensor& dbias, bool one_input) const;
 
-  std::unique_ptr<Weight> weight_;
+  const Weight* weight_;
   at::Tensor bias_, dweight_, dbias_;  // biases undefined where the model has none
 };
 

@@ -55,10 +55,6 @@ std::vector<Chunk> Transformer::MakeChunks(const std::vector<ChunkSpec>& specs) 
   return chunks;
 }
 
-void Transformer::Refresh() {
-  for (Chunk& chunk : chunks_) chunk.Refresh();
-}
-
 std::unique_ptr<Activations> Transformer::MakeActivations(bool shared) const {
   const std::vector<int64_t> source = {capacity_.max_source_tokens(), spec_.d_model()};
   const std::vector<int64_t> target = {capacity_.max_target_tokens(), spec_.d_model()};

@@ -7,8 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "proto/data.pb.h"
 #include "proto/model.pb.h"
 #include "trainer/kernels/ops.h"
@@ -49,7 +47,7 @@ class Transformer {
   ChunkWorkspace& work() { return work_; }
 
   // Working copies of all weights, after the masters moved.
-  void Refresh();
+  void Refresh() { parameters_.Refresh(); }
 
   // `shared`: one layer's buffers serve all layers of all chunks, for passes without backward.
   // Without it, for whole models only.

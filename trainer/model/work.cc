@@ -46,16 +46,93 @@ class CostPasses {
     if (model.positions() != LEARNED) model_.set_max_positions(1);
   }
 
-  LayerPlace PlaceOf(int layer) const;
+  LayerPlace PlaceOf(int layer) const {
+    LayerPlace place;
+    const int end = std::min<int>(layer + 2, static_cast<int>(whole_.layers.size()));
+    for (int l = std::max(0, layer - 1); l < end; ++l) {
+      const Layer& at = whole_.layers[l];
+      place.kinds.push_back(at.kind);
+      if (!IsInStack(l) || l > layer) continue;
+      const int stack = StackOfKind(model_, at.kind);
+      const int first = SublayerIndex(model_, {stack, at.index});
+      for (int i = first; i < first + SublayersPerLayer(model_, stack); ++i) {
+        SublayerScheme scheme = MakeSublayerScheme(model_, SublayerAt(model_, i));
+        // Factors are there or not; how large they are costs nothing.
+        scheme.alpha = scheme.alpha != 0 ? 1 : 0;
+        scheme.input_scale = scheme.input_scale != 1 ? 2 : 1;
+        scheme.stream_scale = scheme.stream_scale != 0 ? 1 : 0;
+        scheme.initial_branch_scale = 1;
+        place.schemes.push_back(scheme);
+      }
+    }
+    for (const int parameter : whole_.layers[layer].parameters) {
+      place.offsets.push_back(whole_.parameters[parameter].offset % kAlignment);
+    }
+    return place;
+  }
+
   // The work of layers [first, end), which the layers of `span` run.
-  std::vector<LayerWork> WorkOf(const LayerSpan& span) const;
+  std::vector<LayerWork> WorkOf(const LayerSpan& span) const {
+    std::vector<LayerWork> works = Run(span, NONE);
+    for (const Recompute level : {SELECTIVE_FFN, SELECTIVE_GEMM}) {
+      const std::vector<LayerWork> recomputed = Run(span, level);
+      for (size_t i = 0; i < works.size(); ++i) {
+        Kernels& again = works[i].recompute[level];
+        again = recomputed[i].backward_input;
+        for (const KernelWork& kernel : works[i].backward_input) AddWork(kernel, -1, again);
+      }
+    }
+    for (int l = span.first; l < span.end; ++l) {
+      LayerWork& work = works[l - span.first];
+      if (IsInStack(l)) work.recompute[FULL] = work.forward;
+    }
+    return works;
+  }
 
  private:
-  std::vector<LayerWork> Run(const LayerSpan& span, Recompute level) const;
-  bool IsInStack(int layer) const {
-    const LayerKind kind = whole_.layers[layer].kind;
-    return kind == LayerKind::kEncoder || kind == LayerKind::kDecoder;
+  // One training pass of the layers of `span`, as if they were a rank's.
+  std::vector<LayerWork> Run(const LayerSpan& span, Recompute level) const {
+    std::vector<Chunk> chunks;
+    const BuildContext build = {model_, microbatch_, ops_, parameters_};
+    const Chunk& chunk = chunks.emplace_back(
+        build, whole_, ChunkSpec{.layers = span, .recompute = {.level = level}});
+    ChunkWorkspace work = MakeChunkWorkspace(build, chunks);
+    ChunkPools pools;
+    Chunk::Kept kept = chunk.MakeKept(pools, work);
+    const int64_t source = microbatch_.max_source_tokens(),
+                  target = microbatch_.max_target_tokens(), d = model_.d_model();
+    const auto tensors_with = [&](const at::TensorOptions& encoder_output) {
+      return BoundaryActivations{.source_RD = at::empty({source, d}, ops_.ResidualOptions()),
+                                 .encoder_output_RD = at::empty({source, d}, encoder_output),
+                                 .target_RD = at::empty({target, d}, ops_.ResidualOptions())};
+    };
+    const BoundaryActivations values = tensors_with(ops_.OperandOptions());
+    BoundaryActivations gradients = tensors_with(ops_.ResidualOptions());
+
+    std::vector<LayerWork> works(span.NumLayers());
+    Kernels nothing;
+    const LayerBegins begin_forward = [&](int layer) {
+      ops_.NoteIn(works[layer - span.first].forward, nothing);
+    };
+    const LayerDone begin_backward = [&](int layer) {  // of the layer before the one that is done
+      if (layer == span.first) return;
+      LayerWork& next = works[layer - 1 - span.first];
+      ops_.NoteIn(next.backward_input, next.backward_weight);
+    };
+    constexpr int64_t kStep = int64_t{1} << 40;  // after BRANCH_NORM's ramp
+    const MicrobatchPass pass = {.rows = {.source = {.count = source}, .target = {.count = target}},
+                                 .step = kStep,
+                                 .training = true,
+                                 .layer_begins = &begin_forward,
+                                 .layer_done = &begin_backward};
+    begin_forward(span.first);
+    chunk.Forward(pass, values, work, kept, {.dhidden_RD = gradients.target_RD});
+    begin_backward(chunk.has_output() ? span.end - 1 : span.end);
+    chunk.Backward(pass, gradients, values.encoder_output_RD, work, kept);
+    return works;
   }
+
+  bool IsInStack(int layer) const { return whole_.layers[layer].stack >= 0; }
 
   ModelSpec model_;
   const MicrobatchSpec& microbatch_;
@@ -63,91 +140,6 @@ class CostPasses {
   const Inventory& whole_;
   Parameters parameters_;
 };
-
-LayerPlace CostPasses::PlaceOf(int layer) const {
-  LayerPlace place;
-  const int end = std::min<int>(layer + 2, static_cast<int>(whole_.layers.size()));
-  for (int l = std::max(0, layer - 1); l < end; ++l) {
-    const Layer& at = whole_.layers[l];
-    place.kinds.push_back(at.kind);
-    if (!IsInStack(l) || l > layer) continue;
-    const int stack = StackOfKind(model_, at.kind);
-    const int first = SublayerIndex(model_, {stack, at.index});
-    for (int i = first; i < first + SublayersPerLayer(model_, stack); ++i) {
-      SublayerScheme scheme = MakeSublayerScheme(model_, SublayerAt(model_, i));
-      // Factors are there or not; how large they are costs nothing.
-      scheme.alpha = scheme.alpha != 0 ? 1 : 0;
-      scheme.input_scale = scheme.input_scale != 1 ? 2 : 1;
-      scheme.stream_scale = scheme.stream_scale != 0 ? 1 : 0;
-      scheme.initial_branch_scale = 1;
-      place.schemes.push_back(scheme);
-    }
-  }
-  for (const int parameter : whole_.layers[layer].parameters) {
-    place.offsets.push_back(whole_.parameters[parameter].offset % kAlignment);
-  }
-  return place;
-}
-
-// One training pass of the layers of `span`, as if they were a rank's.
-std::vector<LayerWork> CostPasses::Run(const LayerSpan& span, Recompute level) const {
-  std::vector<Chunk> chunks;
-  const BuildContext build = {model_, microbatch_, ops_, parameters_};
-  const Chunk& chunk =
-      chunks.emplace_back(build, whole_, ChunkSpec{.layers = span, .recompute = {.level = level}});
-  ChunkWorkspace work = MakeChunkWorkspace(build, chunks);
-  ChunkPools pools;
-  Chunk::Kept kept = chunk.MakeKept(pools, work);
-  const auto rows_of = [&](int64_t rows, const at::TensorOptions& options) {
-    return at::empty({rows, model_.d_model()}, options);
-  };
-  const int64_t source = microbatch_.max_source_tokens(), target = microbatch_.max_target_tokens();
-  const BoundaryActivations values = {.source_RD = rows_of(source, ops_.ResidualOptions()),
-                                      .encoder_output_RD = rows_of(source, ops_.OperandOptions()),
-                                      .target_RD = rows_of(target, ops_.ResidualOptions())};
-  BoundaryActivations gradients = {.source_RD = rows_of(source, ops_.ResidualOptions()),
-                                   .encoder_output_RD = rows_of(source, ops_.ResidualOptions()),
-                                   .target_RD = rows_of(target, ops_.ResidualOptions())};
-
-  std::vector<LayerWork> works(span.NumLayers());
-  Kernels nothing;
-  const LayerBegins begin_forward = [&](int layer) {
-    ops_.NoteIn(works[layer - span.first].forward, nothing);
-  };
-  const LayerDone begin_backward = [&](int layer) {  // of the layer before the one that is done
-    if (layer == span.first) return;
-    LayerWork& next = works[layer - 1 - span.first];
-    ops_.NoteIn(next.backward_input, next.backward_weight);
-  };
-  constexpr int64_t kStep = int64_t{1} << 40;  // after BRANCH_NORM's ramp
-  const MicrobatchPass pass = {.rows = {.source = {.count = source}, .target = {.count = target}},
-                               .step = kStep,
-                               .training = true,
-                               .layer_begins = &begin_forward,
-                               .layer_done = &begin_backward};
-  begin_forward(span.first);
-  chunk.Forward(pass, values, work, kept, {.dhidden_RD = gradients.target_RD});
-  begin_backward(chunk.has_output() ? span.end - 1 : span.end);
-  chunk.Backward(pass, gradients, values.encoder_output_RD, work, kept);
-  return works;
-}
-
-std::vector<LayerWork> CostPasses::WorkOf(const LayerSpan& span) const {
-  std::vector<LayerWork> works = Run(span, NONE);
-  for (const Recompute level : {SELECTIVE_FFN, SELECTIVE_GEMM}) {
-    const std::vector<LayerWork> recomputed = Run(span, level);
-    for (size_t i = 0; i < works.size(); ++i) {
-      Kernels& again = works[i].recompute[level];
-      again = recomputed[i].backward_input;
-      for (const KernelWork& kernel : works[i].backward_input) AddWork(kernel, -1, again);
-    }
-  }
-  for (int l = span.first; l < span.end; ++l) {
-    LayerWork& work = works[l - span.first];
-    if (IsInStack(l)) work.recompute[FULL] = work.forward;
-  }
-  return works;
-}
 
 }  // namespace
 

@@ -22,7 +22,7 @@ bool FirstRowSeesTheLast(int stack) {
   parameters.Initialize(5);
   AttentionLayer attention({spec, capacity, *ops, parameters},
                            {stack, /*layer=*/0, SublayerKind::kSelfAttention});
-  attention.Refresh(*ops);
+  parameters.Refresh();
 
   const Microbatch mb = testing::TinyMicrobatch(spec, 3);
   const PackedRows rows = RowsOf(mb.target, mb.target_pairs, mb.num_sentences);

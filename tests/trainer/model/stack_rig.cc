@@ -117,9 +117,8 @@ StackRig::StackRig(const ModelSpec& spec, Ops& ops, const RecomputeChoice& optio
     encoder_.emplace_back(build, options, LayerRun{0, first, end - first});
     const int start = border(spec.decoder_layers(), c), stop = border(spec.decoder_layers(), c + 1);
     decoder_.emplace_back(build, options, LayerRun{1, start, stop - start});
-    encoder_.back().Refresh();
-    decoder_.back().Refresh();
   }
+  parameters_.Refresh();
   for (const LayerStack& stack : encoder_) stack.Prepare(encoder_segment_);
   for (const LayerStack& stack : decoder_) stack.Prepare(decoder_segment_);
 }
@@ -213,8 +212,9 @@ StackResult RunPlainLayers(const ModelSpec& spec, Ops& ops, int num_microbatches
   std::vector<TransformerLayer> encoder, decoder;
   const MicrobatchSpec capacity = TinyCapacity();
   const BuildContext build{spec, capacity, ops, parameters};
-  for (int i = 0; i < spec.encoder_layers(); ++i) encoder.emplace_back(build, 0, i).Refresh(ops);
-  for (int i = 0; i < spec.decoder_layers(); ++i) decoder.emplace_back(build, 1, i).Refresh(ops);
+  for (int i = 0; i < spec.encoder_layers(); ++i) encoder.emplace_back(build, 0, i);
+  for (int i = 0; i < spec.decoder_layers(); ++i) decoder.emplace_back(build, 1, i);
+  parameters.Refresh();
 
   StackResult result;
   for (int m = 0; m < num_microbatches; ++m) {
