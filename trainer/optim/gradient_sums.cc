@@ -1,6 +1,7 @@
 #include "trainer/optim/gradient_sums.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 #include <utility>
 
@@ -74,122 +75,164 @@ bool SumsOnTheWay(GradientSum order, const at::Tensor& gradient) {
   return order == FAST && !gradient.is_cpu();
 }
 
-HierarchicalReduceScatter::HierarchicalReduceScatter(Ops& ops, at::Tensor gradient,
-                                                     GradientSum order, const Groups& groups)
-    : ops_(ops),
-      gradient_(std::move(gradient)),
-      order_(order),
-      summed_on_the_way_(SumsOnTheWay(order, gradient_)),
-      levels_(ExchangeLevels(groups)),
-      limit_(groups.limit) {}
+// Reduce-scatter of pieces of a gradient over the replicas: each replica ends with the sum of its
+// own share.
+//
+// Each replica sends every other one the share which that one sums, and adds what it receives in a
+// fixed order: as many bytes as a ring reduce-scatter, (d_p - 1) / d_p of the piece. With two
+// levels of groups, the replicas of a node do so first, and then those of all nodes with the same
+// share.
+//
+// FAST on a GPU leaves the sum to the communicator (ReduceScatter): it adds on the way, and its
+// order depends on the network. Shares of unequal size are first copied into equal blocks.
+class HierarchicalReduceScatter {
+ public:
+  // `gradient` is the rank's whole buffer; `groups` has more than one replica.
+  HierarchicalReduceScatter(Ops& ops, at::Tensor gradient, GradientSum order, const Groups& groups)
+      : ops_(ops),
+        gradient_(std::move(gradient)),
+        order_(order),
+        summed_on_the_way_(SumsOnTheWay(order, gradient_)),
+        levels_(ExchangeLevels(groups)),
+        limit_(groups.limit) {}
 
-absl::Status HierarchicalReduceScatter::Start(const GradientPiece& piece) {
-  RETURN_IF_ERROR(LaunchNextLevels());
-  while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
-  return Launch(piece, 0);
-}
-
-// Sends what a node's replicas have summed on to the other nodes as soon as it is there. The oldest
-// piece goes first, so that ranks start the same exchanges of a group in the same order.
-absl::Status HierarchicalReduceScatter::LaunchNextLevels() {
-  while (!in_flight_.empty() && in_flight_.front().level + 1 < levels_.size() &&
-         in_flight_.front().transfer->Done()) {
-    RETURN_IF_ERROR(FinishOldest());
+  // Starts to sum `piece`, which must live until Finish; may wait for earlier pieces. Nobody may
+  // touch the piece's gradient until Finish. Collective: every replica starts the same pieces in
+  // the same order.
+  absl::Status Start(const GradientPiece& piece) {
+    RETURN_IF_ERROR(LaunchNextLevels());
+    while (waiting_ > kMaxWaiting) RETURN_IF_ERROR(FinishOldest());
+    return Launch(piece, 0);
   }
-  return absl::OkStatus();
-}
 
-absl::Status HierarchicalReduceScatter::Launch(const GradientPiece& piece, size_t level) {
-  Communicator& group = *levels_[level];
-  const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
-  std::vector<at::Tensor> shares;
-  for (size_t r = 0; r + 1 < borders.size(); ++r) {
-    shares.push_back(
-        gradient_.narrow(0, piece.of.gradient + borders[r], borders[r + 1] - borders[r]));
+  // Waits for all pieces and adds them. Other replicas' shares then hold no meaningful values.
+  absl::Status Finish() {
+    while (!in_flight_.empty()) RETURN_IF_ERROR(FinishOldest());
+    return absl::OkStatus();
   }
-  const int64_t bytes = (borders.back() - borders.front()) * int64_t{sizeof(float)};
-  InFlight flight{.piece = &piece, .level = level, .own = shares[group.rank()]};
-  flight.span = {trace_, {.kind = TraceKind::kSum, .bytes = bytes}};
-  ASSIGN_OR_RETURN(flight.transfer, summed_on_the_way_ ? LaunchSum(group, shares, flight)
-                                                       : LaunchExchange(group, shares, flight));
-  waiting_ += flight.received_elements;
-  in_flight_.push_back(std::move(flight));
-  return absl::OkStatus();
-}
 
-Communicator::TransferOr HierarchicalReduceScatter::LaunchExchange(
-    Communicator& group, std::span<const at::Tensor> shares, InFlight& flight) {
-  const int64_t own = flight.own.numel();
-  flight.received = AcquireBuffer((group.size() - 1) * own);
-  std::vector<Buffer> send, receive;
-  for (int r = 0; r < group.size(); ++r) {
-    const bool self = r == group.rank();
-    flight.parts.push_back(self ? flight.own
-                                : flight.received.narrow(0, flight.received_elements, own));
-    if (!self) flight.received_elements += own;
-    send.push_back(BufferOf(ops_, shares[r]));
-    receive.push_back(BufferOf(ops_, flight.parts.back()));
+  // Drops the pieces that are under way, after an error. From now on the sum of each piece is an
+  // event of `trace`, which outlives this; null: of none.
+  void Reset(RankTrace* trace) {
+    in_flight_.clear();
+    trace_ = trace;
+    waiting_ = 0;
   }
-  return group.AllToAll(send, receive);
-}
 
-Communicator::TransferOr HierarchicalReduceScatter::LaunchSum(Communicator& group,
-                                                              std::span<const at::Tensor> shares,
-                                                              InFlight& flight) {
-  int64_t most = 0;
-  for (const at::Tensor& share : shares) most = std::max(most, share.numel());
-  if (absl::c_all_of(shares, [&](const at::Tensor& share) { return share.numel() == most; })) {
-    flight.sum = flight.own;
-    return group.ReduceScatter(
-        BufferOf(ops_, gradient_.narrow(0, shares[0].storage_offset() - gradient_.storage_offset(),
-                                        most * group.size())));
+ private:
+  struct InFlight {
+    const GradientPiece* piece = nullptr;
+    size_t level = 0;
+    at::Tensor own;       // this replica's share, in the gradient
+    at::Tensor received;  // the other replicas' parts of it, or blocks to be summed
+    int64_t received_elements = 0;
+    std::vector<at::Tensor> parts;  // in the order of ranks, `own` among them
+    at::Tensor sum;                 // where parts are not added here: their sum
+    std::unique_ptr<Transfer> transfer;
+    TraceSpan span;
+  };
+
+  absl::Status Launch(const GradientPiece& piece, size_t level) {
+    Communicator& group = *levels_[level];
+    const std::vector<int64_t> borders = LevelBorders(piece, levels_, level);
+    std::vector<at::Tensor> shares;
+    for (size_t r = 0; r + 1 < borders.size(); ++r) {
+      shares.push_back(
+          gradient_.narrow(0, piece.of.gradient + borders[r], borders[r + 1] - borders[r]));
+    }
+    const int64_t bytes = (borders.back() - borders.front()) * int64_t{sizeof(float)};
+    InFlight flight{.piece = &piece, .level = level, .own = shares[group.rank()]};
+    flight.span = {trace_, {.kind = TraceKind::kSum, .bytes = bytes}};
+    ASSIGN_OR_RETURN(flight.transfer, summed_on_the_way_ ? LaunchSum(group, shares, flight)
+                                                         : LaunchExchange(group, shares, flight));
+    waiting_ += flight.received_elements;
+    in_flight_.push_back(std::move(flight));
+    return absl::OkStatus();
   }
-  flight.received_elements = most * group.size();
-  flight.received = AcquireBuffer(flight.received_elements);
-  const at::Tensor blocks = flight.received.narrow(0, 0, flight.received_elements);
-  for (int r = 0; r < group.size(); ++r) {
-    blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
+
+  Communicator::TransferOr LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
+                                          InFlight& flight) {
+    const int64_t own = flight.own.numel();
+    flight.received = AcquireBuffer((group.size() - 1) * own);
+    std::vector<Buffer> send, receive;
+    for (int r = 0; r < group.size(); ++r) {
+      const bool self = r == group.rank();
+      flight.parts.push_back(self ? flight.own
+                                  : flight.received.narrow(0, flight.received_elements, own));
+      if (!self) flight.received_elements += own;
+      send.push_back(BufferOf(ops_, shares[r]));
+      receive.push_back(BufferOf(ops_, flight.parts.back()));
+    }
+    return group.AllToAll(send, receive);
   }
-  flight.sum = blocks.narrow(0, group.rank() * most, flight.own.numel());
-  return group.ReduceScatter(BufferOf(ops_, blocks));
-}
 
-absl::Status HierarchicalReduceScatter::FinishOldest() {
-  InFlight flight = std::move(in_flight_.front());
-  in_flight_.pop_front();
-  waiting_ -= flight.received_elements;
-  RETURN_IF_ERROR(Named(flight.transfer->Wait(limit_), "sum of gradients over replicas"));
-  if (!summed_on_the_way_) {
-    AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
-  } else if (!flight.sum.is_same(flight.own)) {
-    flight.own.copy_(flight.sum);
+  Communicator::TransferOr LaunchSum(Communicator& group, std::span<const at::Tensor> shares,
+                                     InFlight& flight) {
+    int64_t most = 0;
+    for (const at::Tensor& share : shares) most = std::max(most, share.numel());
+    if (absl::c_all_of(shares, [&](const at::Tensor& share) { return share.numel() == most; })) {
+      flight.sum = flight.own;
+      return group.ReduceScatter(BufferOf(
+          ops_, gradient_.narrow(0, shares[0].storage_offset() - gradient_.storage_offset(),
+                                 most * group.size())));
+    }
+    flight.received_elements = most * group.size();
+    flight.received = AcquireBuffer(flight.received_elements);
+    const at::Tensor blocks = flight.received.narrow(0, 0, flight.received_elements);
+    for (int r = 0; r < group.size(); ++r) {
+      blocks.narrow(0, r * most, shares[r].numel()).copy_(shares[r]);
+    }
+    flight.sum = blocks.narrow(0, group.rank() * most, flight.own.numel());
+    return group.ReduceScatter(BufferOf(ops_, blocks));
   }
-  flight.span.End();
-  if (flight.received.defined()) free_.push_back(flight.received);
-  if (flight.level + 1 == levels_.size()) return absl::OkStatus();
-  return Launch(*flight.piece, flight.level + 1);
-}
 
-absl::Status HierarchicalReduceScatter::Finish() {
-  while (!in_flight_.empty()) RETURN_IF_ERROR(FinishOldest());
-  return absl::OkStatus();
-}
-
-void HierarchicalReduceScatter::Reset(RankTrace* trace) {
-  in_flight_.clear();
-  trace_ = trace;
-  waiting_ = 0;
-}
-
-at::Tensor HierarchicalReduceScatter::AcquireBuffer(int64_t elements) {
-  for (size_t i = 0; i < free_.size(); ++i) {
-    if (free_[i].numel() < elements) continue;
-    at::Tensor taken = std::exchange(free_[i], free_.back());
-    free_.pop_back();
-    return taken;
+  absl::Status FinishOldest() {
+    InFlight flight = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    waiting_ -= flight.received_elements;
+    RETURN_IF_ERROR(Named(flight.transfer->Wait(limit_), "sum of gradients over replicas"));
+    if (!summed_on_the_way_) {
+      AddParts(ops_, flight.parts, levels_[flight.level]->rank(), order_);
+    } else if (!flight.sum.is_same(flight.own)) {
+      flight.own.copy_(flight.sum);
+    }
+    flight.span.End();
+    if (flight.received.defined()) free_.push_back(flight.received);
+    if (flight.level + 1 == levels_.size()) return absl::OkStatus();
+    return Launch(*flight.piece, flight.level + 1);
   }
-  return at::empty({elements}, gradient_.options());
-}
+
+  // Sends what a node's replicas have summed on to the other nodes as soon as it is there. The
+  // oldest piece goes first, so that ranks start the same exchanges of a group in the same order.
+  absl::Status LaunchNextLevels() {
+    while (!in_flight_.empty() && in_flight_.front().level + 1 < levels_.size() &&
+           in_flight_.front().transfer->Done()) {
+      RETURN_IF_ERROR(FinishOldest());
+    }
+    return absl::OkStatus();
+  }
+
+  at::Tensor AcquireBuffer(int64_t elements) {
+    for (size_t i = 0; i < free_.size(); ++i) {
+      if (free_[i].numel() < elements) continue;
+      at::Tensor taken = std::exchange(free_[i], free_.back());
+      free_.pop_back();
+      return taken;
+    }
+    return at::empty({elements}, gradient_.options());
+  }
+
+  Ops& ops_;
+  at::Tensor gradient_;
+  GradientSum order_;
+  bool summed_on_the_way_;
+  std::vector<Communicator*> levels_;
+  absl::Duration limit_;
+  std::vector<at::Tensor> free_;  // buffers to use again
+  std::deque<InFlight> in_flight_;
+  int64_t waiting_ = 0;  // elements of in_flight_
+  RankTrace* trace_ = nullptr;
+};
 
 GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                            GradientSumsOptions options)
@@ -216,6 +259,8 @@ GradientSums::GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout,
                                                           groups);
 }
 
+GradientSums::~GradientSums() = default;
+
 void GradientSums::BeginStep() {
   if (exchange_ != nullptr) exchange_->Reset(trace_);
   for (ReplicaTree& tree : trees_) tree.Reset();
@@ -237,10 +282,7 @@ absl::Status GradientSums::ReplicaDone(int bucket) {
       trees_[bucket].PushLast(ops_, gradient);
     }
   }
-  return last && exchange_ != nullptr ? StartComplete() : absl::OkStatus();
-}
-
-absl::Status GradientSums::StartComplete() {
+  if (!last || exchange_ == nullptr) return absl::OkStatus();
   while (started_ > 0 && done_[started_ - 1] == options_.local_replicas) {
     for (const GradientPiece& piece : layout_.pieces[--started_]) {
       RETURN_IF_ERROR(exchange_->Start(piece));

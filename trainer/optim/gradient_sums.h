@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,68 +54,11 @@ void AddParts(Ops& ops, const std::vector<at::Tensor>& parts, int home, Gradient
 // replicas exchange parts and add them in a fixed order.
 bool SumsOnTheWay(GradientSum order, const at::Tensor& gradient);
 
-// Reduce-scatter of pieces of a gradient over the replicas: each replica ends with the sum of its
-// own share.
-//
-// Each replica sends every other one the share which that one sums, and adds the parts that it
-// receives in a fixed order. It moves as many bytes as a ring reduce-scatter, (d_p - 1) / d_p of
-// the piece, but no network decides the order of the sum. With two levels of groups, the replicas
-// of a node do so first, and then each replica with those of other nodes that have the same share.
-//
-// FAST on a GPU leaves the sum to the communicator (ReduceScatter): it adds on the way, and its
-// order depends on the network. Shares of unequal size are first copied into equal blocks.
-class HierarchicalReduceScatter {
- public:
-  // The most elements that may be received and not yet added before Start waits; 256 MiB of
-  // float32.
-  static constexpr int64_t kMaxWaiting = int64_t{64} << 20;
+// The most elements of exchanges that may be received and not yet added before the next one waits:
+// 256 MiB of float32.
+inline constexpr int64_t kMaxWaiting = int64_t{64} << 20;
 
-  // `gradient` is the rank's whole buffer; `groups` has more than one replica.
-  HierarchicalReduceScatter(Ops& ops, at::Tensor gradient, GradientSum order, const Groups& groups);
-
-  // Starts to sum `piece`, which must live until Finish; may wait for earlier pieces. Nobody may
-  // touch the piece's gradient until Finish. Collective: every replica starts the same pieces in
-  // the same order.
-  absl::Status Start(const GradientPiece& piece);
-  // Waits for all pieces and adds them. Other replicas' shares then hold no meaningful values.
-  absl::Status Finish();
-  // Drops the pieces that are under way, after an error. From now on the sum of each piece is an
-  // event of `trace`, which outlives this; null: of none.
-  void Reset(RankTrace* trace);
-
- private:
-  struct InFlight {
-    const GradientPiece* piece = nullptr;
-    size_t level = 0;
-    at::Tensor own;       // this replica's share, in the gradient
-    at::Tensor received;  // the other replicas' parts of it, or blocks to be summed
-    int64_t received_elements = 0;
-    std::vector<at::Tensor> parts;  // in the order of ranks, `own` among them
-    at::Tensor sum;                 // where parts are not added here: their sum
-    std::unique_ptr<Transfer> transfer;
-    TraceSpan span;
-  };
-
-  absl::Status Launch(const GradientPiece& piece, size_t level);
-  Communicator::TransferOr LaunchExchange(Communicator& group, std::span<const at::Tensor> shares,
-                                          InFlight& flight);
-  Communicator::TransferOr LaunchSum(Communicator& group, std::span<const at::Tensor> shares,
-                                     InFlight& flight);
-  absl::Status FinishOldest();
-  absl::Status LaunchNextLevels();
-  at::Tensor AcquireBuffer(int64_t elements);
-
-  Ops& ops_;
-  at::Tensor gradient_;
-  GradientSum order_;
-  bool summed_on_the_way_;
-  std::vector<Communicator*> levels_;
-  absl::Duration limit_;
-  std::vector<at::Tensor> free_;  // buffers to use again
-  std::deque<InFlight> in_flight_;
-  int64_t waiting_ = 0;  // elements of in_flight_
-  RankTrace* trace_ = nullptr;
-};
+class HierarchicalReduceScatter;
 
 struct GradientSumsOptions {
   int local_replicas = 1;      // virtual replicas of this rank, which computes them in order
@@ -131,6 +73,7 @@ class GradientSums {
   // Ranks of groups.replicas host consecutive virtual replicas, equally many.
   GradientSums(Ops& ops, Parameters& parameters, ShardLayout layout, Groups groups,
                GradientSumsOptions options);
+  ~GradientSums();
 
   // From the next BeginStep on, sums are events of `trace`, which outlives this; null: of none.
   void Record(RankTrace* trace) { trace_ = trace; }
@@ -151,7 +94,6 @@ class GradientSums {
   absl::Status Finish();
 
  private:
-  absl::Status StartComplete();
   absl::Status FoldTied(const TiedTensor& tensor, const TiedTensor::Share& share);
   absl::Status ExchangeUses(const TiedTensor& tensor, std::span<const at::Tensor> uses);
 

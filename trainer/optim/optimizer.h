@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include <ATen/core/Tensor.h>
 
 #include "parallel/exec/trace.h"
 #include "parallel/plan/shard.h"
@@ -14,12 +17,34 @@
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
 #include "trainer/optim/groups.h"
-#include "trainer/optim/replica_check.h"
 #include "trainer/optim/step_totals.h"
 
 namespace deepnet {
 
-// Updates between two checks that ranks hold the same weights (replica_check.h).
+// Checks that ranks which should hold the same weights do so.
+class ReplicaCheck {
+ public:
+  // `layout` says which elements of `whole` this rank holds. Neither is kept.
+  ReplicaCheck(const Inventory& whole, const ShardLayout& layout);
+
+  // Compares a CRC-32C of every tensor of `weights` over the replicas, and of every tied tensor
+  // over the stages that hold it. Fails with ExitCode::kReplicasDisagree on every rank that sees a
+  // difference; the text names the tensor and each rank's (of the world) checksum. Collective over
+  // all groups; null groups are left out.
+  absl::Status Run(const at::Tensor& weights, const Groups& groups) const;
+
+ private:
+  // A tensor that this rank holds, or that other stages may hold too.
+  struct Compared {
+    std::string name;
+    bool here = false;
+    bool tied = false;
+    int64_t weight = 0, count = 0;  // elements of `weights`, if here
+  };
+  std::vector<Compared> compared_;  // in the order of the whole model
+};
+
+// Updates between two such checks.
 inline constexpr int64_t kUpdatesPerReplicaCheck = 100;
 
 // The figures of a step on which its update depends.
@@ -43,11 +68,10 @@ class OptimizerStep {
   // extents, layout.StateElements() each.
   OptimizerStep(const OptimSpec& optim, const Inventory& whole, ShardLayout layout, Groups groups);
 
-  // Returns the norm of the gradient that GradientSums::Finish left. Collective over the groups;
-  // every rank gets the same. Waits as DeviceSession::ReadBack does.
-  absl::StatusOr<double> Norm(Ops& ops, const Parameters& parameters) const {
-    return norm_.Compute(ops, parameters.gradient(), groups_);
-  }
+  // Returns the norm of the whole gradient, of which GradientSums::Finish left the layout's
+  // extents; not finite if an element is not. Collective over the groups; every rank gets the same.
+  // Waits as DeviceSession::ReadBack does.
+  absl::StatusOr<double> Norm(Ops& ops, const Parameters& parameters) const;
 
   // Updates weights from the layout's extents of parameters.gradient(). Afterwards all weights of
   // the rank are new and their working copies are stale (Transformer::Refresh). Collective over the
@@ -70,7 +94,6 @@ class OptimizerStep {
     bool decayed = false;
   };
 
-  void AddRange(const Range& range);
   void Update(Ops& ops, Parameters& parameters, int64_t update, double rate, double scale) const;
   void Average(Ops& ops, Parameters& parameters) const;
   absl::Status GatherWeights(const Ops& ops, const at::Tensor& weights) const;
@@ -78,7 +101,8 @@ class OptimizerStep {
   OptimSpec optim_;
   ShardLayout layout_;
   Groups groups_;
-  GradientNorm norm_;
+  size_t num_blocks_;  // of the whole model
+  std::vector<BlockRun> block_runs_;
   ReplicaCheck replica_check_;
   std::vector<Range> ranges_;  // of equal weight decay, covering the extents in order
 };

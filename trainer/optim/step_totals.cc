@@ -1,18 +1,15 @@
 #include "trainer/optim/step_totals.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
+
 absl::StatusOr<LossSums> TotalLoss(std::span<const LossSums> of_microbatches,
                                    const Groups& groups) {
   std::vector<double> values;
-  for (const LossSums& one : of_microbatches) {
-    values.push_back(one.loss);
-    values.push_back(one.nll);
-  }
+  for (const LossSums& one : of_microbatches) values.insert(values.end(), {one.loss, one.nll});
   if (groups.world != nullptr) {
     RETURN_IF_ERROR(
         Named(groups.world->AllReduceSum(std::span(values), groups.limit), "sum of the losses"));
@@ -59,23 +56,6 @@ void SumBlockSquares(Ops& ops, const at::Tensor& x, std::span<const BlockRun> ru
     all.push_back({x.narrow(0, run.*offset, run.count), sums.subspan(run.block, blocks)});
   }
   ops.SumSquares(all);
-}
-
-GradientNorm::GradientNorm(const Inventory& whole, const ShardLayout& layout)
-    : num_blocks_(SumBlockBorders(whole).size() - 1), runs_(BlockRunsOf(whole, layout)) {}
-
-// Adding the zeros of the ranks that do not hold a block is exact.
-absl::StatusOr<double> GradientNorm::Compute(Ops& ops, const at::Tensor& gradient,
-                                             const Groups& groups) const {
-  std::vector<double> sums(num_blocks_, 0.0);
-  SumBlockSquares(ops, gradient, runs_, &BlockRun::gradient, sums);
-  if (groups.world != nullptr) {
-    RETURN_IF_ERROR(Named(groups.world->AllReduceSum(std::span(sums), groups.limit),
-                          "sum of the gradient's squares"));
-  }
-  double total = 0.0;
-  for (const double sum : sums) total += sum;
-  return std::sqrt(total);
 }
 
 }  // namespace deepnet

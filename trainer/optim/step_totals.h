@@ -1,5 +1,4 @@
-// The loss and the gradient norm of a step that many ranks computed, with the same bits for every
-// layout of the run.
+// Sums of a step that many ranks computed, with the same bits for every layout of the run.
 #pragma once
 
 #include <cstddef>
@@ -35,21 +34,5 @@ std::vector<BlockRun> BlockRunsOf(const Inventory& whole, const ShardLayout& lay
 // run from run.*offset on.
 void SumBlockSquares(Ops& ops, const at::Tensor& x, std::span<const BlockRun> runs,
                      int64_t BlockRun::*offset, std::span<double> sums);
-
-// The norm of a gradient that is spread over ranks. The one rank that holds a block's sum adds up
-// its squares; then every rank adds the blocks in the order of the whole Inventory.
-class GradientNorm {
- public:
-  GradientNorm(const Inventory& whole, const ShardLayout& layout);
-
-  // Returns the square root of the sum of squares of the whole gradient, of which `gradient` holds
-  // the layout's extents; not finite if an element is not. Collective over groups.world; every rank
-  // gets the same.
-  absl::StatusOr<double> Compute(Ops& ops, const at::Tensor& gradient, const Groups& groups) const;
-
- private:
-  size_t num_blocks_;  // of the whole model
-  std::vector<BlockRun> runs_;
-};
 
 }  // namespace deepnet

@@ -130,8 +130,7 @@ TEST(GradientSums, HandingOverABucketDoesNotWaitForOthers) {
     Parameters parameters(model, *ops, /*trainable=*/true);
     const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model),
                                                {.num_replicas = 2, .replica = world.rank()});
-    EXPECT_LE(parameters.gradient().numel(), HierarchicalReduceScatter::kMaxWaiting)
-        << "more may wait";
+    EXPECT_LE(parameters.gradient().numel(), kMaxWaiting) << "more may wait";
     GradientSums sums(*ops, parameters, layout, groups.all, {});
     sums.BeginStep();
     parameters.gradient().fill_(1.0f + world.rank());

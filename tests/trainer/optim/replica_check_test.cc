@@ -1,5 +1,3 @@
-#include "trainer/optim/replica_check.h"
-
 #include <string>
 #include <vector>
 
@@ -10,6 +8,7 @@
 #include "parallel/base/exit_code.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
+#include "trainer/optim/optimizer.h"
 
 namespace deepnet {
 namespace {
