@@ -244,11 +244,13 @@ absl::Status ScoreLines(const DecodingJob& job, PairScorer& scorer) {
                           from_files ? names[0] : "standard input");
   std::optional<LineChunkReader> targets;
   if (from_files) targets.emplace(*files[1], names[1]);
-  TextPairReader pairs(sources, from_files ? &*targets : nullptr);
-  ASSIGN_OR_RETURN(
-      const ScoreStreamReport report,
-      ScoreStream(pairs, scorer, MakeTextCodec(job.vocabulary),
-                  {.tags = tags, .max_positions = max_positions, .world = &world}, job.line.out));
+  ASSIGN_OR_RETURN(const ScoreStreamReport report,
+                   ScoreStream(sources, scorer, MakeTextCodec(job.vocabulary),
+                               {.tags = tags,
+                                .max_positions = max_positions,
+                                .targets = from_files ? &*targets : nullptr,
+                                .world = &world},
+                               job.line.out));
   if (world.rank() != 0) return absl::OkStatus();
 
   Logger log({.stream = &job.line.err});

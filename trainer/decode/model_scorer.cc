@@ -1,6 +1,7 @@
 #include "trainer/decode/model_scorer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -11,21 +12,15 @@
 namespace deepnet {
 namespace {
 
-// Sources packed one after the other.
-struct PackedSources {
-  PackedSide side;
-  std::vector<uint32_t> pairs;  // unused without dropout
-};
-
-PackedSources PackSources(std::span<const std::vector<int32_t>> sources) {
-  PackedSources packed;
-  packed.side.offsets.push_back(0);
+// Returns the sources packed one after the other.
+PackedSide PackSources(std::span<const std::vector<int32_t>> sources) {
+  PackedSide packed;
+  packed.offsets.push_back(0);
   for (const std::vector<int32_t>& source : sources) {
-    packed.side.tokens.insert(packed.side.tokens.end(), source.begin(), source.end());
-    for (uint32_t p = 0; p < source.size(); ++p) packed.side.positions.push_back(p);
-    packed.side.offsets.push_back(static_cast<int32_t>(packed.side.tokens.size()));
+    packed.tokens.insert(packed.tokens.end(), source.begin(), source.end());
+    for (uint32_t p = 0; p < source.size(); ++p) packed.positions.push_back(p);
+    packed.offsets.push_back(static_cast<int32_t>(packed.tokens.size()));
   }
-  packed.pairs.resize(packed.side.tokens.size());
   return packed;
 }
 
@@ -33,12 +28,44 @@ PackedSources PackSources(std::span<const std::vector<int32_t>> sources) {
 size_t EndOfSlice(std::span<const std::vector<int32_t>> sources, size_t begin, int64_t capacity) {
   int64_t tokens = 0;
   size_t end = begin;
-  while (end < sources.size() && tokens + static_cast<int64_t>(sources[end].size()) <= capacity) {
-    tokens += static_cast<int64_t>(sources[end++].size());
+  while (end < sources.size() && tokens + std::ssize(sources[end]) <= capacity) {
+    tokens += std::ssize(sources[end++]);
   }
   DEEPNET_CHECK(end > begin) << "a source of " << sources[begin].size() << " tokens exceeds "
                              << capacity;
   return end;
+}
+
+// Rows of a pass; 0: it has no such side.
+struct RowCounts {
+  int64_t source = 0, target = 0;
+};
+
+// Calls compute(chunk) for each chunk of this rank, receives before it and sends after it the rows
+// that cross its boundaries on the sides of the pass.
+template <typename Compute>
+void RunChunks(const Transformer& model, PipelineLink* link, const RowCounts& rows,
+               const BoundaryActivations& values, const Compute& compute) {
+  bool has_encoder_output = link == nullptr || rows.source == 0;
+  for (int i = 0; i < std::ssize(model.chunks()); ++i) {
+    const Chunk& chunk = model.chunks()[i];
+    const auto move = [&](const BoundarySet& crossing, auto transfer) {
+      if (link == nullptr) return;
+      if (crossing.source && rows.source > 0) (link->*transfer)(i, rows.source, values.source_RD);
+      if (crossing.target && rows.target > 0) (link->*transfer)(i, rows.target, values.target_RD);
+    };
+    if (!has_encoder_output && chunk.reads_encoder_output() && !chunk.ends_encoder()) {
+      link->ReceiveEncoderOutput(rows.source, values.encoder_output_RD);
+      has_encoder_output = true;
+    }
+    move(chunk.inputs(), &PipelineLink::ReceiveBefore);
+    compute(chunk);
+    if (chunk.ends_encoder() && rows.source > 0) {
+      if (link != nullptr) link->SendEncoderOutput(rows.source, values.encoder_output_RD);
+      has_encoder_output = true;
+    }
+    move(chunk.outputs(), &PipelineLink::SendBehind);
+  }
 }
 
 int DecoderLayers(const Transformer& model) {
@@ -59,23 +86,10 @@ at::Tensor FirstRows(at::Tensor& buffer, int64_t rows, int64_t width, Ops& ops) 
 
 void RunForward(Transformer& model, PipelineLink* link, const MicrobatchPass& pass,
                 Activations& kept, float* token_nll) {
-  const int64_t sources = pass.rows.source.count, targets = pass.rows.target.count;
-  const BoundaryActivations& values = kept.values;
-  bool has_encoder_output = link == nullptr;
-  for (int i = 0; i < static_cast<int>(model.chunks().size()); ++i) {
-    const Chunk& chunk = model.chunks()[i];
-    has_encoder_output = has_encoder_output || chunk.ends_encoder();
-    if (!has_encoder_output && chunk.reads_encoder_output()) {
-      link->ReceiveEncoderOutput(sources, values.encoder_output_RD);
-      has_encoder_output = true;
-    }
-    if (link && chunk.inputs().source) link->ReceiveBefore(i, sources, values.source_RD);
-    if (link && chunk.inputs().target) link->ReceiveBefore(i, targets, values.target_RD);
-    chunk.Forward(pass, values, model.work(), kept.kept, {.token_nll = token_nll});
-    if (link && chunk.outputs().source) link->SendBehind(i, sources, values.source_RD);
-    if (link && chunk.ends_encoder()) link->SendEncoderOutput(sources, values.encoder_output_RD);
-    if (link && chunk.outputs().target) link->SendBehind(i, targets, values.target_RD);
-  }
+  RunChunks(model, link, {pass.rows.source.count, pass.rows.target.count}, kept.values,
+            [&](const Chunk& chunk) {
+              chunk.Forward(pass, kept.values, model.work(), kept.kept, {.token_nll = token_nll});
+            });
 }
 
 struct ModelScorer::State : public DecoderState {
@@ -91,20 +105,18 @@ struct ModelScorer::State : public DecoderState {
 
     void SetStride(int64_t rows, int64_t wanted) {
       if (wanted <= stride) return;
-      const int64_t wider = std::max(wanted, 2 * stride);
-      std::vector<int32_t> moved(rows * wider);
-      for (int64_t r = 0; r < rows; ++r) {
-        std::copy_n(entries.begin() + r * stride, stride, moved.begin() + r * wider);
-      }
-      entries = std::move(moved);
-      stride = wider;
+      std::vector<int32_t> same(rows);
+      std::iota(same.begin(), same.end(), 0);
+      Move(same, std::max(wanted, 2 * stride));
     }
-    void Reorder(std::span<const int32_t> parents) {
-      std::vector<int32_t> moved(parents.size() * stride);
+    void Reorder(std::span<const int32_t> parents) { Move(parents, stride); }
+    void Move(std::span<const int32_t> parents, int64_t new_stride) {
+      std::vector<int32_t> moved(parents.size() * new_stride);
       for (size_t r = 0; r < parents.size(); ++r) {
-        std::copy_n(entries.begin() + parents[r] * stride, stride, moved.begin() + r * stride);
+        std::copy_n(entries.begin() + parents[r] * stride, stride, moved.begin() + r * new_stride);
       }
       entries = std::move(moved);
+      stride = new_stride;
     }
   };
 
@@ -130,8 +142,8 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   const int64_t d = model_.spec().d_model();
   int64_t tokens = 0, longest = 0;
   for (const std::vector<int32_t>& source : sources) {
-    tokens += static_cast<int64_t>(source.size());
-    longest = std::max(longest, static_cast<int64_t>(source.size()));
+    tokens += std::ssize(source);
+    longest = std::max<int64_t>(longest, std::ssize(source));
     state->source_lengths.push_back(static_cast<int32_t>(source.size()));
   }
   std::vector<at::Tensor> kv_R2D;
@@ -140,7 +152,7 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     state->cross_caches.push_back({kv_R2D[i].narrow(1, 0, d), kv_R2D[i].narrow(1, d, d)});
   }
   state->self_caches = std::exchange(spare_caches_, {});
-  while (state->self_caches.size() < static_cast<size_t>(num_layers_)) {
+  while (std::ssize(state->self_caches) < num_layers_) {
     state->self_caches.push_back({at::empty({0, d}, model_.ops().OperandOptions()),
                                   at::empty({0, d}, model_.ops().OperandOptions())});
   }
@@ -149,11 +161,16 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
   int64_t first = 0;
   for (size_t begin = 0; begin < sources.size();) {
     const size_t end = EndOfSlice(sources, begin, model_.capacity().max_source_tokens());
-    const PackedSources packed = PackSources(sources.subspan(begin, end - begin));
+    const PackedSide packed = PackSources(sources.subspan(begin, end - begin));
+    const std::vector<uint32_t> pairs(packed.tokens.size());  // unused without dropout
     const MicrobatchRows sent = model_.ops().session().Upload(
-        {.source = RowsOf(packed.side, packed.pairs, static_cast<int>(end - begin))});
+        {.source = RowsOf(packed, pairs, static_cast<int>(end - begin))});
     const PackedRows& rows = sent.source;
-    EncodeSlice(sent);
+    RunChunks(model_, link_, {.source = rows.count}, kept_->values, [&](const Chunk& chunk) {
+      if (!chunk.has_source()) return;
+      chunk.Encode({.rows = sent, .step = model_.step()}, kept_->values, model_.work(),
+                   kept_->kept);
+    });
     std::vector<at::Tensor> slices;
     for (const at::Tensor& kv : kv_R2D) slices.push_back(kv.narrow(0, first, rows.count));
     std::span<const at::Tensor> left = slices;
@@ -168,25 +185,6 @@ std::unique_ptr<DecoderState> ModelScorer::Start(std::span<const std::vector<int
     begin = end;
   }
   return state;
-}
-
-// On return values.encoder_output_RD holds the encoder's output where decoder layers read it.
-void ModelScorer::EncodeSlice(const MicrobatchRows& sent) {
-  const PackedRows& rows = sent.source;
-  const BoundaryActivations& values = kept_->values;
-  bool has_encoder_output = link_ == nullptr;
-  for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
-    const Chunk& chunk = model_.chunks()[i];
-    if (!chunk.has_source()) continue;
-    if (link_ && chunk.inputs().source) link_->ReceiveBefore(i, rows.count, values.source_RD);
-    chunk.Encode({.rows = sent, .step = model_.step()}, values, model_.work(), kept_->kept);
-    if (link_ && chunk.outputs().source) link_->SendBehind(i, rows.count, values.source_RD);
-    if (link_ && chunk.ends_encoder())
-      link_->SendEncoderOutput(rows.count, values.encoder_output_RD);
-    has_encoder_output = has_encoder_output || chunk.ends_encoder();
-  }
-  if (!has_encoder_output && num_layers_ > 0)
-    link_->ReceiveEncoderOutput(rows.count, values.encoder_output_RD);
 }
 
 void ModelScorer::Reorder(DecoderState& decoder_state, std::span<const int32_t> parents) {
@@ -211,7 +209,7 @@ template <typename Compute>
 void ModelScorer::ComputeStep(State& state, std::span<const int32_t> tokens,
                               const native::TokenChoices& choices, const Compute& compute) {
   const int64_t rows = state.num_rows(), capacity = model_.capacity().max_target_tokens();
-  DEEPNET_CHECK_EQ(static_cast<int64_t>(tokens.size()), rows);
+  DEEPNET_CHECK_EQ(std::ssize(tokens), rows);
   DEEPNET_CHECK_LT(state.position, model_.spec().max_positions());
   GrowCaches(state);
   const StepArrays sent = SendStep(state, tokens, choices);
@@ -324,7 +322,6 @@ ModelScorer::StepArrays ModelScorer::SendStep(State& state, std::span<const int3
 
 void ModelScorer::StepSlice(State& state, const StepArrays& sent, int64_t begin, int64_t count,
                             const at::Tensor& logits_RV) {
-  const at::Tensor& target_RD = kept_->values.target_RD;
   PackedRows rows = sent.rows;
   rows.count = count;
   rows.num_sentences = static_cast<int>(count);
@@ -342,15 +339,12 @@ void ModelScorer::StepSlice(State& state, const StepArrays& sent, int64_t begin,
                       .cross = state.cross_caches,
                       .cross_index = from_begin(sent.cross),
                       .logits_RV = logits_RV};
-  for (int i = 0; i < static_cast<int>(model_.chunks().size()); ++i) {
-    const Chunk& chunk = model_.chunks()[i];
-    if (!chunk.has_target()) continue;
-    if (link_ && chunk.inputs().target) link_->ReceiveBefore(i, rows.count, target_RD);
+  RunChunks(model_, link_, {.target = rows.count}, kept_->values, [&](const Chunk& chunk) {
+    if (!chunk.has_target()) return;
     chunk.DecodeStep(step, kept_->values, model_.work(), kept_->kept);
-    if (link_ && chunk.outputs().target) link_->SendBehind(i, rows.count, target_RD);
     step.self = step.self.subspan(chunk.decoder().size());
     step.cross = step.cross.subspan(chunk.decoder().size());
-  }
+  });
 }
 
 ModelPairScorer::ModelPairScorer(Transformer& model, PipelineLink* link,
@@ -385,7 +379,11 @@ std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const Encode
     DEEPNET_CHECK(end > begin) << "a pair of " << pairs[begin].source.size() << " and "
                                << pairs[begin].labels.size() << " tokens exceeds the capacity";
     const Microbatch mb = std::move(builder).Build();
-    Forward(mb, token_nll.data());
+    RunForward(model_, link_,
+               MakePass(model_.ops(), mb, /*seed=*/0, model_.step(), /*training=*/false), *kept_,
+               token_nll.data());
+    model_.ops().session().ReadBack();
+    if (computed_) computed_();
     for (int s = 0; s < mb.num_sentences; ++s) {
       result.emplace_back(token_nll.begin() + mb.target.offsets[s],
                           token_nll.begin() + mb.target.offsets[s + 1]);
@@ -393,14 +391,6 @@ std::vector<std::vector<float>> ModelPairScorer::TokenNll(std::span<const Encode
     begin = end;
   }
   return result;
-}
-
-void ModelPairScorer::Forward(const Microbatch& microbatch, float* token_nll) {
-  RunForward(model_, link_,
-             MakePass(model_.ops(), microbatch, /*seed=*/0, model_.step(), /*training=*/false),
-             *kept_, token_nll);
-  model_.ops().session().ReadBack();
-  if (computed_) computed_();
 }
 
 }  // namespace deepnet

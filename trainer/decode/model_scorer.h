@@ -54,7 +54,6 @@ class ModelScorer : public Scorer {
   struct State;
   struct StepArrays;
 
-  void EncodeSlice(const MicrobatchRows& sent);
   template <typename Compute>
   void ComputeStep(State& state, std::span<const int32_t> tokens,
                    const native::TokenChoices& choices, const Compute& compute);
@@ -87,8 +86,6 @@ class ModelPairScorer : public PairScorer {
   std::vector<std::vector<float>> TokenNll(std::span<const EncodedPair> pairs);
 
  private:
-  void Forward(const Microbatch& microbatch, float* token_nll);
-
   Transformer& model_;
   PipelineLink* const link_;
   const std::function<void()> computed_;

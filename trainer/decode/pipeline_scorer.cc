@@ -42,16 +42,6 @@ IdLists UnpackLists(std::span<const int32_t> packed) {
   return lists;
 }
 
-std::vector<int32_t> PackPairs(std::span<const EncodedPair> pairs) {
-  std::vector<int32_t> packed;
-  for (const EncodedPair& pair : pairs) {
-    AddList(pair.source, packed);
-    AddList(pair.labels, packed);
-    AddList(pair.input, packed);
-  }
-  return packed;
-}
-
 std::vector<EncodedPair> UnpackPairs(std::span<const int32_t> packed) {
   IdLists lists = UnpackLists(packed);
   std::vector<EncodedPair> pairs;
@@ -112,7 +102,11 @@ void PipelineScorer::Step(DecoderState& decoder_state, std::span<const int32_t> 
 
 std::vector<double> PipelineScorer::LogProbabilities(std::span<const EncodedPair> pairs) {
   if (!is_stopping_()) {
-    Tell(link_, link_.route().followers, Call::kScorePairs, 0, PackPairs(pairs));
+    std::vector<int32_t> packed;
+    for (const EncodedPair& pair : pairs) {
+      for (const auto* list : {&pair.source, &pair.labels, &pair.input}) AddList(*list, packed);
+    }
+    Tell(link_, link_.route().followers, Call::kScorePairs, 0, packed);
     std::vector<double> log_probs = pair_scorer_.LogProbabilities(pairs);
     if (link_.status().ok()) return log_probs;
   }

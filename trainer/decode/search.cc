@@ -15,16 +15,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fields.h"
 #include "parallel/base/philox.h"
 
 namespace deepnet {
@@ -71,13 +71,19 @@ class SentenceSearch {
   // `rules` must outlive this; `source_size` bounds the length (max_ratio), but not that of
   // `prefix`.
   SentenceSearch(const SearchRules& rules, size_t source_size, std::vector<int32_t> tags,
-                 std::vector<int32_t> prefix, int64_t ordinal);
+                 std::vector<int32_t> prefix, int64_t ordinal)
+      : rules_(rules),
+        tags_(std::move(tags)),
+        prefix_(std::move(prefix)),
+        ordinal_(ordinal),
+        max_tokens_(MaxTokens(rules.options, source_size)),
+        live_(1) {}
 
   // A hypothesis that continues: the token to feed, and the row that it extends.
   struct Live {
     int parent = 0;  // row before the last Advance
     int32_t token = kEos;
-    int node = -1;  // of `nodes_`; -1: nothing decoded yet
+    int node = -1;  // of `nodes_`; -1: nothing decoded yet, or a candidate
     double log_prob = 0.0;
     int sample = 0;  // number of the sample; 0 in a beam
   };
@@ -95,7 +101,7 @@ class SentenceSearch {
       native::TokenChoice& choice = choices.emplace_back();
       choice.row = static_cast<int32_t>(first_row + (draws_first() ? 0 : i));
       choice.forbidden = forbidden_now();
-      if (is_forced()) choice.given = prefix_[static_cast<size_t>(num_tokens_)];
+      if (is_forced()) choice.given = prefix_[num_tokens_];
       if (!rules_.samples()) continue;
       const int sample = draws_first() ? static_cast<int>(i) : live_[i].sample;
       choice.uniform = SampleUniform(options.seed, ordinal_, num_tokens_, sample);
@@ -133,40 +139,30 @@ class SentenceSearch {
     int32_t token;
     int parent;  // -1: the first
   };
-  struct Candidate {
-    double log_prob;
-    int parent;  // live row
-    int32_t token;
-    int sample;
-  };
   struct Finished {
     Hypothesis hypothesis;
     int sample;
   };
 
   void Collect(std::span<const native::TokenScore> chosen) {
-    const size_t k = static_cast<size_t>(rules_.k());
-    for (size_t i = 0; i < chosen.size(); ++i) {
+    for (int i = 0; i < std::ssize(chosen); ++i) {
       if (chosen[i].token < 0) continue;
-      const size_t row = draws_first() ? 0 : i / k;
-      candidates_.push_back({.log_prob = live_[row].log_prob + chosen[i].log_prob,
-                             .parent = static_cast<int>(row),
+      const int row = draws_first() ? 0 : i / rules_.k();
+      candidates_.push_back({.parent = row,
                              .token = chosen[i].token,
-                             .sample = draws_first() ? static_cast<int>(i) : live_[row].sample});
+                             .log_prob = live_[row].log_prob + chosen[i].log_prob,
+                             .sample = draws_first() ? i : live_[row].sample});
     }
   }
 
   void SelectBeam() {
     const size_t beam_size = static_cast<size_t>(rules_.options.beam_size);
     const size_t num_kept = std::min(2 * beam_size, candidates_.size());
-    std::partial_sort(candidates_.begin(),
-                      candidates_.begin() + static_cast<std::ptrdiff_t>(num_kept),
-                      candidates_.end(), [](const Candidate& a, const Candidate& b) {
-                        return std::tuple(-a.log_prob, a.parent, a.token) <
-                               std::tuple(-b.log_prob, b.parent, b.token);
-                      });
+    std::ranges::partial_sort(candidates_, candidates_.begin() + num_kept, {}, [](const Live& c) {
+      return std::tuple(-c.log_prob, c.parent, c.token);
+    });
     for (size_t rank = 0; rank < num_kept; ++rank) {
-      const Candidate& candidate = candidates_[rank];
+      const Live& candidate = candidates_[rank];
       if (candidate.token != kEos) {
         if (next_.size() < beam_size) next_.push_back(Extend(candidate));
       } else if (rank < beam_size && finished_.size() < beam_size) {
@@ -177,7 +173,7 @@ class SentenceSearch {
   }
 
   void ExtendSamples() {
-    for (const Candidate& candidate : candidates_) {
+    for (const Live& candidate : candidates_) {
       if (candidate.token == kEos) {
         Finish(candidate);
       } else {
@@ -186,23 +182,18 @@ class SentenceSearch {
     }
   }
 
-  Live Extend(const Candidate& candidate) {
-    const int parent_node = live_[static_cast<size_t>(candidate.parent)].node;
-    nodes_.push_back({.token = candidate.token, .parent = parent_node});
-    return {.parent = candidate.parent,
-            .token = candidate.token,
-            .node = static_cast<int>(nodes_.size()) - 1,
-            .log_prob = candidate.log_prob,
-            .sample = candidate.sample};
+  Live Extend(Live candidate) {
+    nodes_.push_back({.token = candidate.token, .parent = live_[candidate.parent].node});
+    candidate.node = static_cast<int>(nodes_.size()) - 1;
+    return candidate;
   }
 
-  void Finish(const Candidate& candidate) {
+  void Finish(const Live& candidate) {
     Hypothesis hypothesis{.tokens = {},
                           .log_prob = candidate.log_prob,
                           .score = Score(candidate.log_prob, num_tokens_)};
-    for (int node = live_[static_cast<size_t>(candidate.parent)].node; node >= 0;
-         node = nodes_[static_cast<size_t>(node)].parent) {
-      hypothesis.tokens.push_back(nodes_[static_cast<size_t>(node)].token);
+    for (int node = live_[candidate.parent].node; node >= 0; node = nodes_[node].parent) {
+      hypothesis.tokens.push_back(nodes_[node].token);
     }
     std::reverse(hypothesis.tokens.begin(), hypothesis.tokens.end());
     finished_.push_back({std::move(hypothesis), candidate.sample});
@@ -212,12 +203,11 @@ class SentenceSearch {
   // losing any probability, stays below the worst of the nbest so far. With a positive length
   // penalty the greatest length is the better of the two, with a negative one the end at once.
   bool CannotImprove() const {
-    const size_t nbest = static_cast<size_t>(rules_.options.nbest);
-    if (next_.empty() || finished_.size() < nbest) return false;
+    const int nbest = rules_.options.nbest;
+    if (next_.empty() || std::ssize(finished_) < nbest) return false;
     std::vector<double> scores;
     for (const Finished& finished : finished_) scores.push_back(finished.hypothesis.score);
-    std::nth_element(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(nbest) - 1,
-                     scores.end(), std::greater<>());
+    std::ranges::nth_element(scores, scores.begin() + nbest - 1, std::greater<>());
     const double log_prob = next_.front().log_prob;
     const double bound =
         std::max(Score(log_prob, num_tokens_ + 1), Score(log_prob, max_tokens_ + 1));
@@ -225,7 +215,7 @@ class SentenceSearch {
   }
 
   double Score(double log_prob, int length) const {
-    return log_prob / std::pow(static_cast<double>(length), rules_.options.length_penalty);
+    return log_prob / std::pow(length, rules_.options.length_penalty);
   }
 
   uint32_t forbidden_now() const {
@@ -234,11 +224,9 @@ class SentenceSearch {
     return TokenKind::kNever;
   }
 
-  bool is_forced() const { return static_cast<size_t>(num_tokens_) < prefix_.size(); }
+  bool is_forced() const { return num_tokens_ < std::ssize(prefix_); }
   // All samples start from the one live row.
-  bool draws_first() const {
-    return rules_.samples() && static_cast<size_t>(num_tokens_) == prefix_.size();
-  }
+  bool draws_first() const { return rules_.samples() && num_tokens_ == std::ssize(prefix_); }
 
   const SearchRules& rules_;
   const std::vector<int32_t> tags_, prefix_;
@@ -249,33 +237,24 @@ class SentenceSearch {
   std::vector<Node> nodes_;
   std::vector<Live> live_;
   std::vector<Finished> finished_;
-  std::vector<Candidate> candidates_;  // of this Advance; kept for its memory, like the next one
+  std::vector<Live> candidates_;  // of this Advance; kept for its memory, like the next one
   std::vector<Live> next_;
 };
 
 SearchRules MakeSearchRules(const SearchOptions& options, int64_t vocabulary_size) {
   SearchRules rules{.options = options, .kinds = {}};
-  rules.kinds.assign(static_cast<size_t>(vocabulary_size), TokenKind::kOther);
+  rules.kinds.assign(vocabulary_size, TokenKind::kOther);
   rules.kinds[kBos] = TokenKind::kNever;
   rules.kinds[kPad] = TokenKind::kNever;
   rules.kinds[kEos] = TokenKind::kEnd;
   for (const int32_t id : options.forbidden) {
     DEEPNET_CHECK(id >= 0 && id < vocabulary_size && id != kEos)
         << "forbidden id " << id << " of " << vocabulary_size;
-    rules.kinds[static_cast<size_t>(id)] = TokenKind::kNever;
+    rules.kinds[id] = TokenKind::kNever;
   }
   return rules;
 }
 
-SentenceSearch::SentenceSearch(const SearchRules& rules, size_t source_size,
-                               std::vector<int32_t> tags, std::vector<int32_t> prefix,
-                               int64_t ordinal)
-    : rules_(rules),
-      tags_(std::move(tags)),
-      prefix_(std::move(prefix)),
-      ordinal_(ordinal),
-      max_tokens_(MaxTokens(rules.options, source_size)),
-      live_(1) {}
 // The next Step: what its rows continue, what they are fed, and what is chosen after that.
 struct NextRows {
   std::vector<int32_t> parents = {};
@@ -344,31 +323,24 @@ void AdvanceAll(std::vector<SentenceSearch>& sentences, std::span<const native::
 
 absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
                                                 std::span<const int32_t> forbidden) {
-  std::vector<std::string> mistakes;
-  const auto require = [&](bool holds, const char* field, double value, absl::string_view what) {
-    if (!holds) mistakes.push_back(absl::StrCat("decode.", field, ": ", value, ": ", what));
-  };
+  Mistakes mistakes;
+  const Fields fields(spec, "decode.", &mistakes);
+  constexpr double kMost = std::numeric_limits<double>::max();
   const bool sampling = spec.sampling_temperature() > 0.0;
-  const std::string most = absl::StrCat("must be at most ", kMaxHypotheses);
-  require(spec.beam_size() >= 1, "beam_size", spec.beam_size(), "must be at least 1");
-  require(spec.beam_size() <= kMaxHypotheses, "beam_size", spec.beam_size(), most);
-  require(std::isfinite(spec.length_penalty()), "length_penalty", spec.length_penalty(),
-          "must be finite");
-  require(spec.max_tokens() >= 1, "max_tokens", spec.max_tokens(), "must be at least 1");
-  require(std::isfinite(spec.max_ratio()) && spec.max_ratio() >= 0.0, "max_ratio", spec.max_ratio(),
-          "must be 0 or above");
-  require(spec.nbest() >= 1, "nbest", spec.nbest(), "must be at least 1");
-  require(spec.nbest() <= kMaxHypotheses, "nbest", spec.nbest(), most);
-  require(sampling || spec.nbest() <= spec.beam_size(), "nbest", spec.nbest(),
-          "must not exceed decode.beam_size");
-  require(std::isfinite(spec.sampling_temperature()) && spec.sampling_temperature() >= 0.0,
-          "sampling_temperature", spec.sampling_temperature(), "must be 0 or above");
-  require(spec.sampling_top_k() >= 0, "sampling_top_k", spec.sampling_top_k(),
-          "must be at least 1, or 0: all");
-  require(spec.sampling_top_p() >= 0.0 && spec.sampling_top_p() <= 1.0, "sampling_top_p",
-          spec.sampling_top_p(), "must be above 0 and at most 1, or 0: all");
-  require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0, "sampling_epsilon",
-          spec.sampling_epsilon(), "must be above 0 and below 1, or 0: all");
+  fields.AtLeast(1, "beam_size");
+  fields.AtMost(kMaxHypotheses, "beam_size");
+  fields.Require(std::isfinite(spec.length_penalty()), "length_penalty", "must be finite");
+  fields.AtLeast(1, "max_tokens");
+  fields.Within(0, kMost, "max_ratio", "must be 0 or above");
+  fields.AtLeast(1, "nbest");
+  fields.AtMost(kMaxHypotheses, "nbest");
+  fields.Require(sampling || spec.nbest() <= spec.beam_size(), "nbest",
+                 "must not exceed decode.beam_size");
+  fields.Within(0, kMost, "sampling_temperature", "must be 0 or above");
+  fields.AtLeast(0, "sampling_top_k", "must be at least 1, or 0: all");
+  fields.Within(0, 1, "sampling_top_p", "must be above 0 and at most 1, or 0: all");
+  fields.Require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0,
+                 "sampling_epsilon", "must be above 0 and below 1, or 0: all");
   if (!mistakes.empty()) return ConfigError(absl::StrJoin(mistakes, "\n"));
   return SearchOptions{.beam_size = spec.beam_size(),
                        .length_penalty = spec.length_penalty(),

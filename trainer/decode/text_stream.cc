@@ -155,9 +155,9 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
   Communicator& world = options.world != nullptr ? *options.world : alone;
   DEEPNET_CHECK_EQ(translator.options().share.num_parts, world.size());
   const bool numbered = translator.options().search.nbest > 1;
-  TextPairReader pairs(in, options.prefixes);
   const auto read = [&]() -> absl::StatusOr<TextBatch> {
-    if (options.prefixes != nullptr) return pairs.ReadChunk(options.chunk_lines);
+    if (options.prefixes != nullptr)
+      return ReadTextPairs(in, options.prefixes, options.chunk_lines);
     ASSIGN_OR_RETURN(const std::vector<std::string> lines, in.ReadChunk(options.chunk_lines));
     TextBatch batch;
     batch.mutable_sources()->Assign(lines.begin(), lines.end());
@@ -191,20 +191,18 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
   return report;
 }
 
-absl::StatusOr<TextBatch> TextPairReader::ReadChunk(int max_pairs) {
-  return targets_ == nullptr ? ReadTsv(max_pairs) : ReadTwo(max_pairs);
-}
+namespace {
 
 // Further columns, for example a score of the corpus, are left alone.
-absl::StatusOr<TextBatch> TextPairReader::ReadTsv(int max_pairs) {
-  const int64_t first_line = sources_.num_lines() + 1;
-  ASSIGN_OR_RETURN(std::vector<std::string> lines, sources_.ReadChunk(max_pairs));
+absl::StatusOr<TextBatch> ReadTsv(LineChunkReader& in, int max_pairs) {
+  const int64_t first_line = in.num_lines() + 1;
+  ASSIGN_OR_RETURN(std::vector<std::string> lines, in.ReadChunk(max_pairs));
   TextBatch batch;
   for (size_t i = 0; i < lines.size(); ++i) {
     const size_t tab = lines[i].find('\t');
     if (tab == std::string::npos) {
-      return DataError(absl::StrCat(sources_.name(), ", line ", first_line + i,
-                                    ": no tab between source and target"));
+      return DataError(
+          absl::StrCat(in.name(), ", line ", first_line + i, ": no tab between source and target"));
     }
     batch.add_sources(lines[i].substr(0, tab));
     const std::string rest = lines[i].substr(tab + 1);
@@ -213,30 +211,32 @@ absl::StatusOr<TextBatch> TextPairReader::ReadTsv(int max_pairs) {
   return batch;
 }
 
+}  // namespace
+
 // The sources decide how many lines a chunk has: it may end early where they hold many bytes.
-absl::StatusOr<TextBatch> TextPairReader::ReadTwo(int max_pairs) {
-  ASSIGN_OR_RETURN(std::vector<std::string> sources, sources_.ReadChunk(max_pairs));
+absl::StatusOr<TextBatch> ReadTextPairs(LineChunkReader& sources, LineChunkReader* targets,
+                                        int max_pairs) {
+  if (targets == nullptr) return ReadTsv(sources, max_pairs);
+  const auto ends_first = [](const LineChunkReader& ended, const LineChunkReader& other) {
+    return DataError(absl::StrCat(ended.name(), ": ends after line ", ended.num_lines(),
+                                  ", before ", other.name()));
+  };
+  ASSIGN_OR_RETURN(std::vector<std::string> lines, sources.ReadChunk(max_pairs));
   TextBatch batch;
-  for (std::string& source : sources) {
-    ASSIGN_OR_RETURN(std::vector<std::string> target, targets_->ReadChunk(1));
-    if (target.empty()) {
-      return DataError(absl::StrCat(targets_->name(), ": ends after line ", targets_->num_lines(),
-                                    ", before ", sources_.name()));
-    }
+  for (std::string& source : lines) {
+    ASSIGN_OR_RETURN(std::vector<std::string> target, targets->ReadChunk(1));
+    if (target.empty()) return ends_first(*targets, sources);
     batch.add_sources(std::move(source));
     batch.add_targets(std::move(target.front()));
   }
-  if (sources.empty()) {
-    ASSIGN_OR_RETURN(const std::vector<std::string> rest, targets_->ReadChunk(1));
-    if (!rest.empty()) {
-      return DataError(absl::StrCat(sources_.name(), ": ends after line ", sources_.num_lines(),
-                                    ", before ", targets_->name()));
-    }
+  if (lines.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> rest, targets->ReadChunk(1));
+    if (!rest.empty()) return ends_first(sources, *targets);
   }
   return batch;
 }
 
-absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
+absl::StatusOr<ScoreStreamReport> ScoreStream(LineChunkReader& in, PairScorer& scorer,
                                               const TextCodec& codec,
                                               const ScoreStreamOptions& options,
                                               std::ostream& out) {
@@ -279,7 +279,7 @@ absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& sc
     report.num_tokens += result.num_tokens();
     report.log_prob += result.log_prob();
   };
-  const auto read = [&] { return in.ReadChunk(options.chunk_pairs); };
+  const auto read = [&] { return ReadTextPairs(in, options.targets, options.chunk_pairs); };
   RETURN_IF_ERROR(RunRounds(world, {.read = read, .work = work, .count = count}, out));
   return report;
 }

@@ -70,30 +70,18 @@ absl::StatusOr<TranslateStreamReport> TranslateStream(LineChunkReader& in, Trans
                                                       const TranslateStreamOptions& options,
                                                       std::ostream& out);
 
-// Pairs of texts from one input with "source <TAB> target" lines, or from two with a side each.
-class TextPairReader {
- public:
-  // Both must outlive the reader; `targets` null: `sources` has both sides.
-  explicit TextPairReader(LineChunkReader& sources, LineChunkReader* targets = nullptr)
-      : sources_(sources), targets_(targets) {}
-
-  // The next pairs, at most `max_pairs`, none at the end. INVALID_ARGUMENT with ExitCode::kData
-  // names input and line where there is no tab, or which of the two inputs ends first.
-  absl::StatusOr<TextBatch> ReadChunk(int max_pairs);
-
- private:
-  absl::StatusOr<TextBatch> ReadTsv(int max_pairs);
-  absl::StatusOr<TextBatch> ReadTwo(int max_pairs);
-
-  LineChunkReader& sources_;
-  LineChunkReader* const targets_;
-};
+// Returns the next pairs, at most `max_pairs`, none at the end, from lines "source <TAB> target"
+// or, with `targets`, from two inputs with a side each. INVALID_ARGUMENT with ExitCode::kData names
+// input and line where there is no tab, or which of the two inputs ends first.
+absl::StatusOr<TextBatch> ReadTextPairs(LineChunkReader& sources, LineChunkReader* targets,
+                                        int max_pairs);
 
 struct ScoreStreamOptions {
-  TagFrame tags = {};     // of the pairs' direction
-  int chunk_pairs = 250;  // pairs read, scored and written together; >= 1
-  int max_positions = 0;  // ids of a side that the model takes, tags and </s> included; 0: any
-  Communicator* world = nullptr;  // the ranks; null: this process alone
+  TagFrame tags = {};                  // of the pairs' direction
+  int chunk_pairs = 250;               // pairs read, scored and written together; >= 1
+  int max_positions = 0;               // ids of a side, tags and </s> included; 0: any
+  LineChunkReader* targets = nullptr;  // null: `in` has both sides
+  Communicator* world = nullptr;       // the ranks; null: this process alone
 };
 
 struct ScoreStreamReport {
@@ -107,7 +95,7 @@ struct ScoreStreamReport {
 //   log-probability, 6 decimals <TAB> number of target ids it is a sum over
 // "nan" stands for the log-probability of a pair that is too long for the model. Collective over
 // options.world, as TranslateStream is.
-absl::StatusOr<ScoreStreamReport> ScoreStream(TextPairReader& in, PairScorer& scorer,
+absl::StatusOr<ScoreStreamReport> ScoreStream(LineChunkReader& in, PairScorer& scorer,
                                               const TextCodec& codec,
                                               const ScoreStreamOptions& options, std::ostream& out);
 

@@ -26,20 +26,17 @@ std::vector<std::vector<int>> PlanBatches(std::span<const int> lengths, int batc
                                           int64_t max_sentences) {
   std::vector<int> order(lengths.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return lengths[static_cast<size_t>(a)] > lengths[static_cast<size_t>(b)];
-  });
+  std::ranges::stable_sort(order, std::greater<>(), [&](int i) { return lengths[i]; });
   std::vector<std::vector<int>> batches;
   int64_t num_tokens = 0;  // of the last batch
   for (const int index : order) {
-    const int length = lengths[static_cast<size_t>(index)];
-    if (batches.empty() || num_tokens + length > batch_tokens ||
-        static_cast<int64_t>(batches.back().size()) >= max_sentences) {
+    if (batches.empty() || num_tokens + lengths[index] > batch_tokens ||
+        std::ssize(batches.back()) >= max_sentences) {
       batches.emplace_back();
       num_tokens = 0;
     }
     batches.back().push_back(index);
-    num_tokens += length;
+    num_tokens += lengths[index];
   }
   return batches;
 }
@@ -64,23 +61,21 @@ absl::StatusOr<std::vector<Translation>> Translator::Translate(
   ASSIGN_OR_RETURN(std::vector<Sentence> sentences,
                    Encode(texts, first_ordinal, prefixes, translations));
   std::vector<int> lengths;
-  for (const Sentence& sentence : sentences) {
-    lengths.push_back(static_cast<int>(sentence.source.size()));
-  }
+  for (const Sentence& sentence : sentences) lengths.push_back(std::ssize(sentence.source));
   for (const std::vector<int>& indices :
        PlanBatches(lengths, options_.limits.batch_tokens, MaxSentences())) {
     if (num_batches_++ % options_.share.num_parts != options_.share.part) continue;
     SearchBatch batch;
     for (const int index : indices) {
-      Sentence& sentence = sentences[static_cast<size_t>(index)];
+      Sentence& sentence = sentences[index];
       batch.sources.push_back(std::move(sentence.source));
       batch.tags.push_back(tags_.target);
       batch.prefixes.push_back(std::move(sentence.prefix));
-      batch.ordinals.push_back(first_ordinal + static_cast<int64_t>(sentence.index));
+      batch.ordinals.push_back(first_ordinal + sentence.index);
     }
     const std::vector<std::vector<Hypothesis>> results = Search(scorer_, batch, options_.search);
     for (size_t b = 0; b < results.size(); ++b) {
-      const size_t text = sentences[static_cast<size_t>(indices[b])].index;
+      const size_t text = sentences[indices[b]].index;
       if (results[b].empty()) {
         return WithExitCode(absl::OutOfRangeError(absl::StrCat(
                                 "sentence ", first_ordinal + text + 1, ": ", kNotFinite)),
@@ -112,10 +107,9 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
     sentence.prefix = codec_.encode(prefixes[i]);
     if (std::ssize(sentence.prefix) > options_.search.max_tokens) {
       return WithExitCode(
-          absl::InvalidArgumentError(
-              absl::StrCat("line ", first_ordinal + static_cast<int64_t>(i) + 1,
-                           " of the prefixes: ", sentence.prefix.size(),
-                           " tokens, but a translation has at most ", options_.search.max_tokens)),
+          absl::InvalidArgumentError(absl::StrCat(
+              "line ", first_ordinal + i + 1, " of the prefixes: ", sentence.prefix.size(),
+              " tokens, but a translation has at most ", options_.search.max_tokens)),
           ExitCode::kData);
     }
   }
@@ -135,7 +129,6 @@ std::vector<TranslatedText> Translator::Decode(std::span<const Hypothesis> hypot
   for (const Hypothesis& hypothesis : hypotheses) {
     texts.push_back({.text = OneLine(codec_.decode(hypothesis.tokens)),
                      .num_tokens = static_cast<int>(hypothesis.tokens.size()) + 1,
-                     .log_prob = hypothesis.log_prob,
                      .score = hypothesis.score});
   }
   return texts;

@@ -43,10 +43,9 @@ struct TranslatorOptions {
 };
 
 struct TranslatedText {
-  std::string text;       // one line: tabs and line breaks are blanks
-  int num_tokens = 0;     // </s> and prefix counted, tags not; 0: not searched
-  double log_prob = 0.0;  // natural logarithm
-  double score = 0.0;     // as Hypothesis::score
+  std::string text;    // one line: tabs and line breaks are blanks
+  int num_tokens = 0;  // </s> and prefix counted, tags not; 0: not searched
+  double score = 0.0;  // as Hypothesis::score
 };
 
 struct Translation {

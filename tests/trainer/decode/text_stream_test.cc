@@ -155,10 +155,9 @@ TEST(LineChunkReader, RefusesUtf16ByName) {
 std::string Pairs(const std::string& sources, const std::string* targets, int max_pairs) {
   std::istringstream source_stream(sources), target_stream(targets ? *targets : "");
   LineChunkReader source_reader(source_stream, "a.de"), target_reader(target_stream, "a.en");
-  TextPairReader reader(source_reader, targets ? &target_reader : nullptr);
   std::string text;
   while (true) {
-    const auto pairs = reader.ReadChunk(max_pairs);
+    const auto pairs = ReadTextPairs(source_reader, targets ? &target_reader : nullptr, max_pairs);
     if (!pairs.ok()) {
       EXPECT_EQ(GetExitCode(pairs.status()), ExitCode::kData);
       return std::string(pairs.status().message());
@@ -171,20 +170,20 @@ std::string Pairs(const std::string& sources, const std::string* targets, int ma
   }
 }
 
-TEST(TextPairReader, TakesTheFirstTwoColumns) {
+TEST(ReadTextPairs, TakesTheFirstTwoColumns) {
   EXPECT_EQ(Pairs("a\tb\nc\td\t0.5\n\t\n", nullptr, 2), "a=b;c=d;=;");
 }
 
-TEST(TextPairReader, NamesALineWithoutTab) {
+TEST(ReadTextPairs, NamesALineWithoutTab) {
   EXPECT_EQ(Pairs("a\tb\nc\n", nullptr, 1), "a.de, line 2: no tab between source and target");
 }
 
-TEST(TextPairReader, PairsTheLinesOfTwoFiles) {
+TEST(ReadTextPairs, PairsTheLinesOfTwoFiles) {
   const std::string targets = "x\ny\nz";
   EXPECT_EQ(Pairs("a\nb\nc\n", &targets, 2), "a=x;b=y;c=z;");
 }
 
-TEST(TextPairReader, SaysWhichFileEndsFirst) {
+TEST(ReadTextPairs, SaysWhichFileEndsFirst) {
   const std::string targets = "x\ny\n";
   EXPECT_EQ(Pairs("a\nb\nc\n", &targets, 2), "a.en: ends after line 2, before a.de");
   EXPECT_EQ(Pairs("a\n", &targets, 2), "a.de: ends after line 1, before a.en");
@@ -195,10 +194,9 @@ TEST(ScoreStream, WritesLogProbabilityAndTokensOfEachPairInOrder) {
   SteppedPairScorer pair_scorer(scorer);
   std::istringstream in("ab\tabc\nab\t\n");
   LineChunkReader lines(in, "standard input");
-  TextPairReader pairs(lines);
   std::ostringstream out;
   const auto report =
-      ScoreStream(pairs, pair_scorer, ByteCodec(),
+      ScoreStream(lines, pair_scorer, ByteCodec(),
                   {.tags = {.source = {kTag}, .target = {}}, .chunk_pairs = 1}, out);
   ASSERT_TRUE(report.ok()) << report.status();
   const std::vector<int32_t> source = {kTag, 4, 4, kEos};
@@ -215,10 +213,9 @@ TEST(ScoreStream, PrintsNanForAPairThatIsTooLongForTheModel) {
   SteppedPairScorer pair_scorer(scorer);
   std::istringstream in("ab\tabcdefg\nabcdefg\ta\na\tb\n");
   LineChunkReader lines(in, "standard input");
-  TextPairReader pairs(lines);
   std::ostringstream out;
   const auto report =
-      ScoreStream(pairs, pair_scorer, ByteCodec(),
+      ScoreStream(lines, pair_scorer, ByteCodec(),
                   {.tags = {.source = {kTag}, .target = {}}, .max_positions = 5}, out);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(out.str(), HasSubstr("nan\t8\nnan\t2\n-"));
@@ -281,8 +278,7 @@ RanksOutcome ScoreOnRanks(int ranks, const std::string& input) {
   return OnRanks(ranks, input, [&](Communicator& world, LineChunkReader& lines, std::ostream& out) {
     TableScorer scorer = MakeScorer();
     SteppedPairScorer pair_scorer(scorer);
-    TextPairReader pairs(lines);
-    return ScoreStream(pairs, pair_scorer, ByteCodec(),
+    return ScoreStream(lines, pair_scorer, ByteCodec(),
                        {.tags = {.source = {kTag}, .target = {}},
                         .chunk_pairs = 3,
                         .max_positions = 9,
