@@ -25,7 +25,7 @@
 
 namespace deepnet {
 
-SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences) {
+std::pair<size_t, size_t> RangeOf(const EvaluateShare& share, size_t num_sentences) {
   const size_t part = static_cast<size_t>(share.part), parts = static_cast<size_t>(share.num_parts);
   return {num_sentences * part / parts, num_sentences * (part + 1) / parts};
 }
@@ -197,14 +197,15 @@ struct Evaluator {
   absl::StatusOr<SentenceScores> ScoreSentences(const ParallelSentences& text,
                                                 const std::string& direction,
                                                 const DirectionTags& tags) const {
-    const SentenceRange range = RangeOf(options.share, text.source.size());
+    const auto [first, end] = RangeOf(options.share, text.source.size());
     SentenceScores scores;
     if (options.translates) {
-      ASSIGN_OR_RETURN(const std::vector<Translation> translations, Translate(text, range, tags));
+      ASSIGN_OR_RETURN(const std::vector<Translation> translations,
+                       Translate(std::span(text.source).subspan(first, end - first), first, tags));
       for (const Translation& t : translations) scores.add_hypotheses(t.best[0].text);
     }
     std::vector<EncodedPair> pairs;
-    for (size_t i = range.first; i < range.end; ++i) {
+    for (size_t i = first; i < end; ++i) {
       EncodedPair pair = Encode(text, i, direction, tags);
       const size_t longest = std::max(pair.source.size(), pair.labels.size());
       if (options.max_positions > 0 && longest > static_cast<size_t>(options.max_positions))
@@ -218,8 +219,8 @@ struct Evaluator {
     return scores;
   }
 
-  absl::StatusOr<std::vector<Translation>> Translate(const ParallelSentences& text,
-                                                     const SentenceRange& range,
+  absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> sources,
+                                                     size_t first,
                                                      const DirectionTags& tags) const {
     ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options.decode, vocabulary.TagIds()));
     search.nbest = 1;
@@ -227,26 +228,19 @@ struct Evaluator {
                           {.search = std::move(search),
                            .limits = options.limits,
                            .max_positions = options.max_positions});
-    const auto sources = std::span(text.source).subspan(range.first, range.end - range.first);
-    return translator.Translate(sources, static_cast<int64_t>(range.first));
+    return translator.Translate(sources, static_cast<int64_t>(first));
   }
 };
 
 // The signatures of all tokenizers that were used, spBLEU's last.
-absl::StatusOr<std::string> Signatures(const EvalRecord& record, const EvaluateOptions& options) {
+std::string Signatures(const EvalRecord& record, const EvaluateOptions& options) {
   std::set<std::string> names;
   for (const DirectionScore& d : record.directions()) {
     if (!d.tokenizer().empty()) names.insert(d.tokenizer());
   }
   std::vector<std::string> signatures;
-  for (const std::string& name : names) {
-    ASSIGN_OR_RETURN(const BleuTokenizer tokenizer, MakeTokenizer(name));
-    signatures.push_back(BleuSignature(tokenizer));
-  }
-  if (!options.spm_file.empty()) {
-    ASSIGN_OR_RETURN(const BleuTokenizer pieces, MakeSentencePieceTokenizer(options.spm_file));
-    signatures.push_back(BleuSignature(pieces));
-  }
+  for (const std::string& name : names) signatures.push_back(BleuSignature(name));
+  if (!options.spm_file.empty()) signatures.push_back(BleuSignature(kSentencePieces));
   return absl::StrJoin(signatures, "; ");
 }
 
@@ -285,7 +279,7 @@ absl::StatusOr<EvalRecord> Evaluate(Scorer& scorer, PairScorer& pair_scorer, con
   const DirectionScore to = MeanScore(record, IsToEnglish), from = MeanScore(record, IsFromEnglish);
   if (to.has_bleu()) record.set_bleu_to_english(to.bleu());
   if (from.has_bleu()) record.set_bleu_from_english(from.bleu());
-  ASSIGN_OR_RETURN(*record.mutable_bleu_signature(), Signatures(record, options));
+  record.set_bleu_signature(Signatures(record, options));
   if (options.translates) record.set_chrf_signature(ChrfSignature());
   record.set_seconds(SecondsNow() - start);
   return record;

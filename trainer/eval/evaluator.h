@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,16 +29,9 @@ struct EvaluateShare {
       gather = {};
 };
 
-// Sentences [first, end) of a part.
-struct SentenceRange {
-  size_t first = 0;
-  size_t end = 0;
-
-  friend bool operator==(const SentenceRange&, const SentenceRange&) = default;
-};
-
-// Ranges of successive parts follow each other and differ by at most one sentence in length.
-SentenceRange RangeOf(const EvaluateShare& share, size_t num_sentences);
+// Returns the first sentence of a part and the one behind its last. Successive parts follow each
+// other and differ by at most one sentence in length.
+std::pair<size_t, size_t> RangeOf(const EvaluateShare& share, size_t num_sentences);
 
 // Gathers the results of all parts on every part. Collective over the parts.
 absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,

@@ -78,9 +78,7 @@ BleuScore ScoreBleu(const BleuCounts& counts) {
   BleuScore score;
   score.counts = counts;
   score.brevity_penalty = BrevityPenalty(counts);
-  const bool any_match = std::any_of(counts.correct.begin(), counts.correct.end(),
-                                     [](int64_t correct) { return correct > 0; });
-  if (!any_match) return score;
+  if (std::ranges::count(counts.correct, 0) == kBleuOrder) return score;
 
   double smoothing = 1.0;  // halves the imagined match of each further order without one
   for (int n = 0; n < kBleuOrder && counts.total[n] > 0; ++n) {
@@ -174,8 +172,8 @@ BleuScore CorpusBleu(std::span<const std::string> hypotheses,
   return ScoreBleu(counts);
 }
 
-std::string BleuSignature(const BleuTokenizer& tokenizer) {
-  return absl::StrCat("nrefs:1|case:mixed|eff:no|tok:", tokenizer.name,
+std::string BleuSignature(const std::string& tokenizer) {
+  return absl::StrCat("nrefs:1|case:mixed|eff:no|tok:", tokenizer,
                       "|smooth:exp|version:", kSacreBleuVersion);
 }
 

@@ -41,7 +41,7 @@ BleuScore CorpusBleu(std::span<const std::string> hypotheses,
 double CorpusChrf(std::span<const std::string> hypotheses, std::span<const std::string> references);
 
 // "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
-std::string BleuSignature(const BleuTokenizer& tokenizer);
+std::string BleuSignature(const std::string& tokenizer);
 
 // "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
 std::string ChrfSignature();

@@ -80,28 +80,18 @@ std::vector<std::string> Tokenize13a(std::string_view segment) {
   return TokenizeMarks(absl::StrCat(" ", line, " "));
 }
 
-// First and last code point. The first range is what two mistyped ones of sacreBLEU amount to: it
-// writes '\u20000' to '\u2a6d6', which Python reads as U+2000 '0' to U+2A6D '6', a comparison of
-// strings that every code point from U+2001 to U+2A6D passes. The real extension B is not covered.
+// First and last code point, as sacreBLEU lists them. The first range is what two mistyped ones of
+// sacreBLEU amount to: it writes '\u20000' to '\u2a6d6', which Python reads as U+2000 '0' to U+2A6D
+// '6', a comparison of strings that every code point from U+2001 to U+2A6D passes. The real
+// extension B is not covered.
 struct Range {
   char32_t first, last;
 };
 constexpr Range kChineseRanges[] = {
-    {0x2001, 0x2A6D},  // general punctuation up to mathematical operators, by mistake
-    {0x2E80, 0x2EFF},  // radicals supplement
-    {0x2F00, 0x2FDF},  // Kangxi radicals
-    {0x2FF0, 0x303F},  // ideographic description, punctuation
-    {0x3100, 0x312F},  // Bopomofo
-    {0x31A0, 0x31BF},  // Bopomofo, extended
-    {0x31C0, 0x31EF},  // strokes
-    {0x3200, 0x33FF},  // enclosed letters, compatibility
-    {0x3400, 0x4DB5},  // unified ideographs, extension A
-    {0x4E00, 0x9FBB},  // unified ideographs
-    {0xF900, 0xFA2D},  // compatibility ideographs
-    {0xFA30, 0xFA6A}, {0xFA70, 0xFAD9}, {0xFE10, 0xFE1F},  // vertical forms
-    {0xFE30, 0xFE4F},                                      // compatibility forms
-    {0xFF00, 0xFFEF},                                      // full-width forms
-};
+    {0x2001, 0x2A6D}, {0x2E80, 0x2EFF}, {0x2F00, 0x2FDF}, {0x2FF0, 0x303F},
+    {0x3100, 0x312F}, {0x31A0, 0x31BF}, {0x31C0, 0x31EF}, {0x3200, 0x33FF},
+    {0x3400, 0x4DB5}, {0x4E00, 0x9FBB}, {0xF900, 0xFA2D}, {0xFA30, 0xFA6A},
+    {0xFA70, 0xFAD9}, {0xFE10, 0xFE1F}, {0xFE30, 0xFE4F}, {0xFF00, 0xFFEF}};
 
 bool IsChinese(char32_t c) {
   return std::ranges::any_of(kChineseRanges,
@@ -135,8 +125,7 @@ std::vector<std::string> TokenizePieces(const SentencePieces& model, std::string
 
 }  // namespace
 
-absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
-                                                         const std::string& name) {
+absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file) {
   const auto bytes = ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
   if (!bytes.ok()) {
     const bool is_no_file = absl::IsFailedPrecondition(bytes.status());
@@ -149,8 +138,9 @@ absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& mode
                             "'", model_file, "' is not a SentencePiece model: ", error)),
                         ExitCode::kData);
   }
-  return BleuTokenizer{
-      name, [model](std::string_view segment) { return TokenizePieces(*model, segment); }};
+  return BleuTokenizer{kSentencePieces, [model](std::string_view segment) {
+                         return TokenizePieces(*model, segment);
+                       }};
 }
 
 absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name) {

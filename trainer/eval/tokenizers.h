@@ -17,11 +17,11 @@ struct BleuTokenizer {
   std::function<std::vector<std::string>(std::string_view segment)> tokenize;
 };
 
-// SentencePiece's pieces: spBLEU. `name` enters the signature: "flores101" or "flores200" for those
-// models, as in sacreBLEU. Error: kData naming the file when it is not a SentencePiece model,
-// kBadConfig when it is no file.
-absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file,
-                                                         const std::string& name = "spm");
+inline constexpr char kSentencePieces[] = "spm";  // the name of the next one
+
+// SentencePiece's pieces: spBLEU. Error: kData naming the file when it is
+// not a SentencePiece model, kBadConfig when it is no file.
+absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file);
 
 // Returns one of sacreBLEU's by name. Fails with InvalidArgument naming what there is.
 //   13a   mteval-v13a.pl's rules, WMT's default; for languages that put spaces between words

@@ -30,11 +30,11 @@ TEST(EvaluateShare, RangesFollowEachOtherAndDifferByAtMostOne) {
     for (const size_t sentences : {0u, 1u, 2u, 6u, 200u}) {
       size_t end = 0;
       for (int part = 0; part < parts; ++part) {
-        const SentenceRange range = RangeOf({.part = part, .num_parts = parts}, sentences);
-        EXPECT_EQ(range.first, end);
-        EXPECT_LE(range.end - range.first, sentences / parts + 1);
-        EXPECT_GE(range.end - range.first, sentences / parts);
-        end = range.end;
+        const auto [first, behind] = RangeOf({.part = part, .num_parts = parts}, sentences);
+        EXPECT_EQ(first, end);
+        EXPECT_LE(behind - first, sentences / parts + 1);
+        EXPECT_GE(behind - first, sentences / parts);
+        end = behind;
       }
       EXPECT_EQ(end, sentences);
     }
@@ -253,7 +253,7 @@ TEST_F(EvaluateTest, ScoresWhatWasTranslatedAgainstTheOtherSideOfEveryDirection)
     EXPECT_FALSE(record->has_spbleu());
     EXPECT_DOUBLE_EQ(record->bleu_to_english(), (bleus["de-en"] + bleus["fr-en"]) / 2);
     EXPECT_DOUBLE_EQ(record->bleu_from_english(), (bleus["en-de"] + bleus["en-fr"]) / 2);
-    EXPECT_EQ(record->bleu_signature(), BleuSignature(*MakeTokenizer("13a")));
+    EXPECT_EQ(record->bleu_signature(), BleuSignature("13a"));
     EXPECT_EQ(record->chrf_signature(), ChrfSignature());
     EXPECT_EQ(record->samples_size(), 0);
     EXPECT_GT(record->seconds(), 0.0);
@@ -314,8 +314,7 @@ TEST_F(EvaluateTest, PiecesOfAGivenModelAreASecondBleu) {
     sum += score.spbleu();
   }
   EXPECT_DOUBLE_EQ(record->spbleu(), sum / 4);
-  EXPECT_EQ(record->bleu_signature(),
-            BleuSignature(*MakeTokenizer("13a")) + "; " + BleuSignature(pieces));
+  EXPECT_EQ(record->bleu_signature(), BleuSignature("13a") + "; " + BleuSignature(pieces.name));
 }
 
 TEST_F(EvaluateTest, APairThatIsTooLongOnEitherSideHasNoNll) {

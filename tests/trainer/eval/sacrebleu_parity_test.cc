@@ -75,7 +75,7 @@ void ExpectEqualBleu(const Row& row, const Texts& texts) {
   const BleuTokenizer tokenizer = TokenizerCalled(row[1]);
   const BleuScore score = CorpusBleu(texts.hypotheses, texts.references, tokenizer);
   EXPECT_NEAR(score.score, std::stod(row[2]), kTolerance);
-  EXPECT_EQ(BleuSignature(tokenizer), row[3]);
+  EXPECT_EQ(BleuSignature(tokenizer.name), row[3]);
   EXPECT_EQ(absl::StrCat("BLEU|", row[3], " = ", ToString(score)), row[4]);
   EXPECT_NEAR(score.brevity_penalty, std::stod(row[5]), kTolerance);
   EXPECT_EQ(score.counts.hypothesis_tokens, std::stoll(row[6]));
