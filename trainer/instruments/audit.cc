@@ -36,16 +36,6 @@ struct SpreadSums {
   }
 };
 
-SpreadAudit JudgeConstant(const Parameter& p, const SpreadSums& sums) {
-  SpreadAudit audit{.elements = sums.count};
-  audit.mean = sums.sum / static_cast<double>(sums.count);
-  if (sums.wrong > 0) {
-    audit.fault = absl::StrFormat("%d of %d elements do not start at %g", sums.wrong, sums.count,
-                                  p.initial_value);
-  }
-  return audit;
-}
-
 // Elements of a row of `p`; 1 for a vector.
 int64_t RowElements(const Parameter& p) {
   return p.shape.size() < 2 ? 1 : p.NumElements() / p.shape[0];
@@ -142,7 +132,14 @@ SpreadAudit JudgeSpread(const SpreadSums& sums) {
 }
 
 SpreadAudit JudgeTensor(const Parameter& p, const SpreadSums& sums) {
-  if (p.initial_std == 0) return JudgeConstant(p, sums);
+  if (p.initial_std == 0) {
+    SpreadAudit audit{.elements = sums.count, .mean = sums.sum / static_cast<double>(sums.count)};
+    if (sums.wrong > 0) {
+      audit.fault = absl::StrFormat("%d of %d elements do not start at %g", sums.wrong, sums.count,
+                                    p.initial_value);
+    }
+    return audit;
+  }
   SpreadAudit audit = JudgeSpread(sums.InUnitsOf(p.initial_std));
   if (audit.fault.empty() && sums.wrong > 0) {
     audit.fault =
@@ -214,8 +211,13 @@ class Auditor {
   // Parameter number `index` of the whole model.
   void Add(int index, const Parameter& p, const Sample& sample) {
     const SpreadSums sums = LookAt(p, sample);
-    const TensorAudit& tensor = report_.tensors.emplace_back(AuditOf(p, sums));
-    AddToGroup(Find(kinds_[index], p), p, sums, tensor);
+    TensorAudit& tensor = report_.tensors.emplace_back();
+    tensor = {.name = p.name, .role = p.role, .theory_std = p.initial_std};
+    tensor.spread = JudgeTensor(p, sums);
+    tensor.drawn_std = p.initial_std > 0
+                           ? tensor.spread.std_ratio * p.initial_std
+                           : std::sqrt(sums.squares / static_cast<double>(sums.count));
+    AddToGroup(Find(kinds_[index], p), p, sums, tensor.spread);
     const std::string& fault = tensor.spread.fault;
     if (!fault.empty()) report_.faults.push_back(absl::StrCat(p.name, ": ", fault));
   }
@@ -241,17 +243,8 @@ class Auditor {
     SpreadSums sums;  // in units of deviations
   };
 
-  static TensorAudit AuditOf(const Parameter& p, const SpreadSums& sums) {
-    TensorAudit tensor{.name = p.name, .role = p.role, .theory_std = p.initial_std};
-    tensor.spread = JudgeTensor(p, sums);
-    tensor.drawn_std = p.initial_std > 0
-                           ? tensor.spread.std_ratio * p.initial_std
-                           : std::sqrt(sums.squares / static_cast<double>(sums.count));
-    return tensor;
-  }
-
   static void AddToGroup(Group& group, const Parameter& p, const SpreadSums& sums,
-                         const TensorAudit& tensor) {
+                         const SpreadAudit& spread) {
     AuditGroup& told = group.told;
     const double gain = GainOf(p);
     told.least_gain = told.tensors == 0 ? gain : std::min(told.least_gain, gain);
@@ -263,9 +256,9 @@ class Auditor {
     } else {
       told.all.elements += sums.count;
     }
-    if (told.worst_name.empty() || Badness(tensor.spread) > Badness(told.worst)) {
+    if (told.worst_name.empty() || Badness(spread) > Badness(told.worst)) {
       told.worst_name = p.name;
-      told.worst = tensor.spread;
+      told.worst = spread;
     }
   }
 
@@ -315,13 +308,11 @@ Inventory FirstRows(Parameter p, int64_t most_elements) {
 }  // namespace
 
 PaperScaling PaperScalingOf(const ModelSpec& model, int stack) {
-  PaperScaling scaling = ByFormula(model, stack);
+  const PaperScaling formula = ByFormula(model, stack);
   const DeepNormSpec& chosen = model.deepnorm();
   const double alpha = stack == 0 ? chosen.encoder_alpha() : chosen.decoder_alpha();
   const double beta = stack == 0 ? chosen.encoder_beta() : chosen.decoder_beta();
-  if (alpha != 0) scaling.alpha = alpha;
-  if (beta != 0) scaling.beta = beta;
-  return scaling;
+  return {alpha != 0 ? alpha : formula.alpha, beta != 0 ? beta : formula.beta};
 }
 
 AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, uint64_t seed,

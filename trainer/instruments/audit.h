@@ -50,8 +50,7 @@ struct TensorAudit {
   std::string name;
   Role role = Role::kEmbedding;
   double theory_std = 0.0;  // of the Inventory; 0: every element starts at one value
-  double drawn_std =
-      0.0;  // around the mean; where nothing is drawn root mean square off that value
+  double drawn_std = 0.0;   // around the mean; where nothing is drawn: around that value
   SpreadAudit spread;
 };
 

@@ -1,11 +1,13 @@
 #include "trainer/instruments/meters.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 
 #include <ATen/ATen.h>
 
+#include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/model/architecture.h"
@@ -39,18 +41,40 @@ std::vector<int> LayersOfBlocks(const Inventory& whole, std::span<const int64_t>
   return layer_of_block;
 }
 
+double Variance(const PassContext& pass, const at::Tensor& x_RD) {
+  const at::Tensor rows = x_RD.narrow(0, 0, pass.rows->count).to(at::kDouble);
+  return rows.var(/*unbiased=*/false).item<double>();
+}
+
+// Sub-layers of a stack run in order, so that each is given its omega just before it runs.
+class Profile : public SublayerProbe {
+ public:
+  explicit Profile(const Parameters& parameters) : parameters_(parameters) {}
+
+  void AtEnter(const PassContext&, const SublayerView& view) override {
+    const double r = std::sqrt(squares_[view.place.stack]);
+    omega_.push_back(r);
+    parameters_.Get(BlockName(view.place) + kStreamScale).fill_(r);
+  }
+  void AtLeave(const PassContext& pass, const SublayerView& view) override {
+    squares_[view.place.stack] = Variance(pass, view.stream_RD) + Variance(pass, view.branch_RD);
+  }
+
+  const std::vector<double>& omega() const { return omega_; }
+
+ private:
+  const Parameters& parameters_;
+  std::array<double, 2> squares_ = {1.0, 1.0};  // r^2 of each stack
+  std::vector<double> omega_;
+};
+
 }  // namespace
 
-SublayerMeter::SublayerMeter(const ModelSpec& model)
-    : model_(model), seen_(static_cast<size_t>(NumSublayers(model))) {}
-
-SublayerMeter::Seen& SublayerMeter::SeenAt(const SublayerView& view) {
-  return seen_[static_cast<size_t>(SublayerIndex(model_, view.place))];
-}
+SublayerMeter::SublayerMeter(const ModelSpec& model) : model_(model), seen_(NumSublayers(model)) {}
 
 void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
   const double started = SecondsNow();
-  Seen& seen = SeenAt(view);
+  Seen& seen = seen_[SublayerIndex(model_, view.place)];
   seen.input = MeanSquare(pass, view.input_RD);
   seen.norm_input = view.scheme->input_norm ? MeanSquare(pass, view.stream_RD) : 0.0;
   seconds_ += SecondsNow() - started;
@@ -58,7 +82,7 @@ void SublayerMeter::AtEnter(const PassContext& pass, const SublayerView& view) {
 
 void SublayerMeter::AtLeave(const PassContext& pass, const SublayerView& view) {
   const double started = SecondsNow();
-  Seen& seen = SeenAt(view);
+  Seen& seen = seen_[SublayerIndex(model_, view.place)];
   const double alpha = view.scheme->alpha;
   seen.branch = MeanSquare(pass, view.branch_RD);
   seen.stream = alpha * alpha * MeanSquare(pass, view.stream_RD);
@@ -138,6 +162,18 @@ absl::StatusOr<std::vector<LayerInstruments>> LayerMeter::Measure(Ops& ops,
     layer.set_update_norm(std::sqrt(layer.update_norm()));
   }
   return layers;
+}
+
+std::vector<double> ProfileAdmin(Transformer& model, const Microbatch& microbatch, uint64_t seed) {
+  DEEPNET_CHECK_EQ(model.spec().residual(), ADMIN);
+  DEEPNET_CHECK_EQ(model.chunks().size(), 1u);
+  Profile profile(model.parameters());
+  MicrobatchPass pass = MakePass(model.ops(), microbatch, seed, /*step=*/0, /*training=*/true);
+  pass.probe = &profile;
+  const auto kept = model.MakeActivations(/*shared=*/false);
+  model.chunks()[0].Forward(pass, kept->values, model.work(), kept->kept,
+                            {.gradient_scale = 0.0, .dhidden_RD = kept->gradients.target_RD});
+  return profile.omega();
 }
 
 }  // namespace deepnet

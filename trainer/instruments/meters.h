@@ -24,9 +24,11 @@
 #include "parallel/plan/shard.h"
 #include "proto/model.pb.h"
 #include "proto/report.pb.h"
+#include "trainer/data/microbatch.h"
 #include "trainer/kernels/ops.h"
 #include "trainer/model/parameters.h"
 #include "trainer/model/pass.h"
+#include "trainer/model/transformer.h"
 #include "trainer/optim/groups.h"
 #include "trainer/optim/step_totals.h"
 
@@ -52,8 +54,6 @@ class SublayerMeter : public SublayerProbe {
   struct Seen {
     double input = 0.0, branch = 0.0, stream = 0.0, norm_input = 0.0;
   };
-
-  Seen& SeenAt(const SublayerView& view);
 
   ModelSpec model_;
   std::vector<Seen> seen_;  // in chain order
@@ -83,5 +83,17 @@ class LayerMeter {
   std::vector<BlockRun> runs_;
   at::Tensor copy_;  // of the weights that the runs cover, packed
 };
+
+// Admin's profiling pass (Liu et al., 2020, arXiv:2004.08249, section 4.3): how much every branch
+// adds to its stream, which decides how heavily each sub-layer's stream has to weigh.
+//
+// Returns omega of every sub-layer, 2N of the encoder and then 3M of the decoder: for each stack a
+// running r, 1 at first; sub-layer i gets omega_i = r, then r <- sqrt(Var(omega_i x) + Var(f_i)),
+// variances over all elements of one forward pass of `microbatch` in training mode (dropout on,
+// keyed by `seed` and step 0).
+//
+// `model`: a whole one with residual ADMIN and its initial weights and working copies; its omegas
+// are left as found here. Values are what model.scheme.admin_omega takes.
+std::vector<double> ProfileAdmin(Transformer& model, const Microbatch& microbatch, uint64_t seed);
 
 }  // namespace deepnet

@@ -7,12 +7,9 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/comm/communicator.h"
 #include "trainer/data/batcher.h"
 #include "trainer/decode/model_scorer.h"
-#include "trainer/decode/pipeline_link.h"
 #include "trainer/model/describe.h"
-#include "trainer/rank_context.h"
 #include "trainer/train_step.h"
 
 namespace deepnet {
@@ -62,19 +59,14 @@ absl::StatusOr<OutputRows> OutputProbe::Rows(int64_t step) {
 
 namespace {
 
-// Gains of norms, and biases of norms and of linear layers. What a scheme adds stays in motion.
-bool IsGainOrBias(const Parameter& p) {
-  if (p.role == Role::kNormGain || p.role == Role::kNormBias) return true;
-  return p.shape.size() == 1 && p.role != Role::kResidualScale && p.role != Role::kResidualShift;
-}
-
-// Makes an update as if these had not been trained.
+// Makes an update as if gains of norms, and biases of norms and of linear layers, had not been
+// trained. What a scheme adds stays in motion.
 void RestoreGainsAndBiases(const at::Tensor& initial, Transformer& model) {
+  const at::Tensor& weights = model.parameters().weights();
   for (const Parameter& p : model.parameters().inventory().parameters) {
-    if (!IsGainOrBias(p)) continue;
-    model.parameters()
-        .weights()
-        .narrow(0, p.offset, p.NumElements())
+    const bool of_scheme = p.role == Role::kResidualScale || p.role == Role::kResidualShift;
+    if (p.shape.size() != 1 || of_scheme) continue;
+    weights.narrow(0, p.offset, p.NumElements())
         .copy_(initial.narrow(0, p.offset, p.NumElements()));
   }
   model.Refresh();

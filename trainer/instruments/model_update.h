@@ -17,7 +17,6 @@
 #include "absl/time/time.h"
 
 #include "parallel/comm/communicator.h"
-#include "parallel/plan/inventory.h"
 #include "proto/run.pb.h"
 #include "trainer/data/microbatch.h"
 #include "trainer/decode/pipeline_link.h"

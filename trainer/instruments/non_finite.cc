@@ -65,16 +65,13 @@ class FiniteProbe : public StageProbe {
   void AfterForward(const Chunk& chunk, const MicrobatchRows& rows,
                     const BoundaryActivations& values) override {
     const LayerSpan span = chunk.spec().layers;
+    const auto look_at = [&](int64_t count, const at::Tensor& x_RD, bool labelled) {
+      if (!IsFinite(FirstRows(count, x_RD))) TellEnd(LastOf(span, labelled));
+    };
     const bool source = chunk.has_source() && values.source_RD.defined();
-    if (source && !IsFiniteIn(rows.source.count, values.source_RD)) {
-      TellEnd(LastOf(span, /*labelled=*/false));
-    }
-    if (chunk.ends_encoder() && !IsFiniteIn(rows.source.count, values.encoder_output_RD)) {
-      TellEnd(LastOf(span, /*labelled=*/false));
-    }
-    if (chunk.has_target() && !IsFiniteIn(rows.target.count, values.target_RD)) {
-      TellEnd(LastOf(span, /*labelled=*/true));
-    }
+    if (source) look_at(rows.source.count, values.source_RD, false);
+    if (chunk.ends_encoder()) look_at(rows.source.count, values.encoder_output_RD, false);
+    if (chunk.has_target()) look_at(rows.target.count, values.target_RD, true);
     if (chunk.has_output()) LookAtGradients(span.end - 1, span.end);
   }
 
@@ -92,15 +89,13 @@ class FiniteProbe : public StageProbe {
   // Takes no memory of a device for residual values, as large as they may be.
   bool IsFinite(const at::Tensor& x) {
     if (x.scalar_type() != at::kFloat) return at::isfinite(x.to(at::kCPU)).all().item<bool>();
-    sums_.resize(
-        static_cast<size_t>((x.numel() + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock));
+    sums_.resize((x.numel() + native::kSumSquaresBlock - 1) / native::kSumSquaresBlock);
     const SquareSums sums = {.x = x, .sums = sums_};
     ops_.SumSquares({&sums, 1});
     return std::all_of(sums_.begin(), sums_.end(), [](double sum) { return std::isfinite(sum); });
   }
-  bool IsFiniteIn(int64_t rows, const at::Tensor& x_RD) { return IsFinite(FirstRows(rows, x_RD)); }
   bool IsFinite(const PassContext& pass, const at::Tensor& x_RD) {
-    return IsFiniteIn(pass.rows->count, x_RD);
+    return IsFinite(FirstRows(pass.rows->count, x_RD));
   }
 
   void Tell(const StepPlace& place, const std::string& sublayer, const std::string& value) {
@@ -128,11 +123,11 @@ class FiniteProbe : public StageProbe {
 
   // Tells of the output of a layer.
   void TellEnd(int position, bool received = false) {
-    const Layer& layer = whole_.layers[static_cast<size_t>(position)];
+    const Layer& layer = whole_.layers[position];
     if (layer.stack < 0) {
       return Tell({kForward, position, 0, kOutput, received}, layer.name, "output");
     }
-    const int stack = StackOfKind(model_.spec(), layer.kind);
+    const int stack = StackOf(layer);
     const bool ends = layer.index + 1 == LayersOf(model_.spec(), stack);
     if (!ends || EndOf(model_.spec()) == StackEnd::kNothing) {
       return Tell({stack, layer.index, SublayerKind::kFeedForward}, kOutput, "output", received);
@@ -141,14 +136,14 @@ class FiniteProbe : public StageProbe {
          "output");
   }
 
+  int StackOf(const Layer& layer) const { return StackOfKind(model_.spec(), layer.kind); }
+
   const Layer& LayerOf(const SublayerPlace& place) const {
-    for (const Layer& layer : whole_.layers) {
-      const bool found = layer.stack >= 0 && layer.index == place.layer &&
-                         StackOfKind(model_.spec(), layer.kind) == place.stack;
-      if (found) return layer;
-    }
-    DEEPNET_CHECK(false) << "no layer " << place.layer << " in stack " << place.stack;
-    return whole_.layers.front();
+    const auto found = std::ranges::find_if(whole_.layers, [&](const Layer& layer) {
+      return layer.stack >= 0 && layer.index == place.layer && StackOf(layer) == place.stack;
+    });
+    DEEPNET_CHECK(found != whole_.layers.end()) << place.layer << " of stack " << place.stack;
+    return *found;
   }
 
   // Returns the position of the last layer of `span` whose rows are the target's, or the source's;
@@ -156,7 +151,7 @@ class FiniteProbe : public StageProbe {
   int LastOf(const LayerSpan& span, bool labelled) const {
     int last = span.first;
     for (int i = span.first; i < span.end; ++i) {
-      const auto kind = static_cast<LayerKind>(whole_.layers[static_cast<size_t>(i)].kind);
+      const auto kind = static_cast<LayerKind>(whole_.layers[i].kind);
       if (kind == LayerKind::kOutput) break;
       if ((kind >= LayerKind::kTargetEmbedding) == labelled) last = i;
     }
@@ -171,10 +166,10 @@ class FiniteProbe : public StageProbe {
     for (const Use& use : parameters.uses()) {
       in_layer = use.layer == before ? in_layer + 1 : 0;
       before = use.layer;
-      const Layer& layer = held.layers[static_cast<size_t>(use.layer)];
+      const Layer& layer = held.layers[use.layer];
       if (layer.position < first || layer.position >= end) continue;
       if (IsFinite(parameters.gradient().narrow(0, use.gradient_offset, use.count))) continue;
-      TellGradient(layer, held.parameters[static_cast<size_t>(use.parameter)].name, in_layer);
+      TellGradient(layer, held.parameters[use.parameter].name, in_layer);
     }
   }
 
@@ -190,13 +185,11 @@ class FiniteProbe : public StageProbe {
 
   std::string SublayerOf(const Layer& layer, const std::string& parameter) const {
     if (layer.stack < 0) return layer.name;
-    SublayerPlace place{StackOfKind(model_.spec(), layer.kind), layer.index};
     for (const SublayerKind kind : {SublayerKind::kSelfAttention, SublayerKind::kCrossAttention}) {
-      place.kind = kind;
-      if (absl::StartsWith(parameter, BlockName(place))) return BlockName(place);
+      const std::string block = BlockName({StackOf(layer), layer.index, kind});
+      if (absl::StartsWith(parameter, block)) return block;
     }
-    place.kind = SublayerKind::kFeedForward;
-    return BlockName(place);
+    return BlockName({StackOf(layer), layer.index, SublayerKind::kFeedForward});
   }
 
   Ops& ops_;
@@ -221,12 +214,11 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   context.stage->Inspect(nullptr);
   RETURN_IF_ERROR(result.status());
   const std::vector<LossSums>& losses = context.stage->losses();
-  const bool finite_losses = std::all_of(
-      losses.begin(), losses.end(), [](const LossSums& sums) { return std::isfinite(sums.loss); });
-  if (!finite_losses) probe.TellLoss();
+  const auto is_finite = [](const LossSums& sums) { return std::isfinite(sums.loss); };
+  if (!std::ranges::all_of(losses, is_finite)) probe.TellLoss();
 
-  std::vector<std::array<double, StepPlace::kFields>> places(static_cast<size_t>(world.size()));
-  places[static_cast<size_t>(world.rank())] = probe.place().Fields();
+  std::vector<std::array<double, StepPlace::kFields>> places(world.size());
+  places[world.rank()] = probe.place().Fields();
   const std::span fields(places.front().data(), StepPlace::kFields * places.size());
   RETURN_IF_ERROR(Named(world.AllReduceSum(fields, context.groups.all.limit),
                         "the place of a non-finite value"));
@@ -237,8 +229,7 @@ absl::StatusOr<NonFiniteRecord> LocateNonFinite(const StepBatch& batch, int64_t 
   record.set_host(HostName());
   RETURN_IF_ERROR(BroadcastMessage(world, record, static_cast<int>(first - places.begin())));
   const bool finite = std::isfinite(result->loss) && std::isfinite(result->update.gradient_norm);
-  if (first->front() == static_cast<double>(kNowhere) &&
-      !finite) {  // each part is finite, and their sum is not
+  if (first->front() == double(kNowhere) && !finite) {  // each part is finite, their sum is not
     const bool of_losses = !std::isfinite(result->loss);
     record.set_pass(of_losses ? "forward" : "backward");
     record.set_value(of_losses ? "sum of losses" : "sum of gradients");

@@ -15,7 +15,7 @@
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_batch_source.h"
 #include "trainer/data/data_order.h"
-#include "trainer/instruments/admin_profile.h"
+#include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/transformer.h"
 

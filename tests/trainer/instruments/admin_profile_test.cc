@@ -1,5 +1,3 @@
-#include "trainer/instruments/admin_profile.h"
-
 #include <array>
 #include <cmath>
 #include <memory>
@@ -11,6 +9,7 @@
 
 #include "parallel/base/philox.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/instruments/meters.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/pass.h"
