@@ -18,8 +18,8 @@ namespace {
 constexpr int kShownAround = 6;  // actions on either side of the one that is marked
 
 // Actions of one rank around `marked`, between the two marks.
-std::string RankText(const Schedule& schedule, int rank, const Action& marked, char open,
-                     char close) {
+std::string RankText(const Schedule& schedule, int rank, const Action& marked, const char* open,
+                     const char* close) {
   const std::vector<Action>& actions = schedule.actions[rank];
   const int at =
       static_cast<int>(std::find(actions.begin(), actions.end(), marked) - actions.begin());
@@ -27,29 +27,90 @@ std::string RankText(const Schedule& schedule, int rank, const Action& marked, c
   const int last = std::min(static_cast<int>(actions.size()) - 1, at + kShownAround);
   std::string text = absl::StrFormat("  rank %d:%s", rank, first > 0 ? " ..." : "");
   for (int i = first; i <= last; ++i) {
-    absl::StrAppend(&text, " ");
-    if (i == at) text += open;
-    absl::StrAppend(&text, ToText(actions[i]));
-    if (i == at) text += close;
+    absl::StrAppend(&text, " ", i == at ? open : "", ToText(actions[i]), i == at ? close : "");
   }
   if (last + 1 < static_cast<int>(actions.size())) absl::StrAppend(&text, " ...");
   return text;
 }
 
-// Messages of one rank. `schedule` is for the text of errors, which are as RunSchedule says,
-// without rank and action in front.
-class MessageBox {
+// One rank's way through its actions.
+class Execution {
  public:
-  // All arguments must outlive it.
-  MessageBox(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
-             const ExecutorOptions& options)
-      : schedule_(schedule), placement_(placement), stage_(stage), comm_(comm), options_(options) {}
+  Execution(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
+            const ExecutorOptions& options)
+      : schedule_(schedule),
+        placement_(placement),
+        stage_(stage),
+        comm_(comm),
+        options_(options),
+        actions_(schedule.actions[comm.rank()]),
+        posts_(MessagesTo(comm.rank(), schedule, placement, options.look_ahead)) {
+    PostBehindOwnWork(comm.rank(), schedule, placement, posts_);
+    // Lanes are independent: only the order inside of each is given.
+    std::stable_sort(posts_.begin(), posts_.end(), [](const auto& a, const auto& b) {
+      return a.posted_behind < b.posted_behind;
+    });
+  }
+
+  absl::Status Run() {
+    for (const Action& action : actions_) {
+      if (options_.heartbeat != nullptr) {
+        options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
+      }
+      RETURN_IF_ERROR(At(action, Guarded([&] { return Execute(action); })));
+    }
+    if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), ReleaseSent(/*wait=*/true)));
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Message {
+    Action action;
+    Route route;
+    std::unique_ptr<Transfer> transfer;  // of all tensors
+    TraceSpan span;
+  };
+
+  absl::Status At(const Action& action, const absl::Status& status) const {
+    return WithPrefix(absl::StrCat("rank ", comm_.rank(), ", action ", ToText(action)), status);
+  }
+
+  // Posts the receives that are due behind the computing actions that are done.
+  absl::Status StartReceives() {
+    for (; next_post_ < posts_.size(); ++next_post_) {
+      const LaneMessage& message = posts_[next_post_];
+      if (message.posted_behind > computed_) break;
+      RETURN_IF_ERROR(Start(OtherEnd(message.send)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Guarded(absl::FunctionRef<absl::Status()> work) const {
+    return options_.guard ? options_.guard(work) : work();
+  }
+
+  absl::Status Execute(const Action& action) {
+    const auto& [op, chunk, microbatch] = action;
+    // Sends start before memory is offered to what is still to come.
+    if (!IsSend(op)) RETURN_IF_ERROR(StartReceives());
+    RETURN_IF_ERROR(ReleaseSent(/*wait=*/false));
+    if (IsSend(op)) return Start(action);
+    if (IsReceive(op)) return absl::OkStatus();  // started; who needs the data waits for it
+    if (const auto receive = ReceiveBefore(action, placement_)) {
+      RETURN_IF_ERROR(AwaitReceived(*receive, action));
+    }
+    ++computed_;
+    const TraceSpan span(options_.trace, {.kind = TraceKind::kCompute, .action = action});
+    if (op == Op::kForward) return stage_.Forward(chunk, microbatch);
+    if (op == Op::kBackward) return stage_.Backward(chunk, microbatch);
+    return op == Op::kBackwardInput ? stage_.BackwardInput(chunk, microbatch)
+                                    : stage_.BackwardWeight(chunk, microbatch);
+  }
 
   // Starts a send or a receive. Does not wait.
   absl::Status Start(const Action& transfer) {
-    Message message{.action = transfer};
     ASSIGN_OR_RETURN(const Route route, RouteOf(transfer, placement_));
-    message.route = route;
+    Message message{.action = transfer, .route = route};
     const std::vector<Buffer> buffers =
         stage_.Buffers(route.boundary, transfer.chunk, transfer.microbatch);
     DEEPNET_CHECK_LE(buffers.size(), static_cast<size_t>(kMaxTensors));
@@ -70,7 +131,6 @@ class MessageBox {
     return absl::OkStatus();
   }
 
-  // Waits for `receive`, whose data `reason` needs.
   absl::Status AwaitReceived(const Action& receive, const Action& reason) {
     const auto found =
         std::find_if(receives_.begin(), receives_.end(),
@@ -98,14 +158,6 @@ class MessageBox {
     }
     return absl::OkStatus();
   }
-
- private:
-  struct Message {
-    Action action;
-    Route route;
-    std::unique_ptr<Transfer> transfer;  // of all tensors
-    TraceSpan span;
-  };
 
   absl::Status Await(Message& message, const Action& reason) {
     TraceSpan wait;
@@ -145,92 +197,12 @@ class MessageBox {
   Stage& stage_;
   Communicator& comm_;
   const ExecutorOptions& options_;
-  std::vector<Message> receives_;  // started, not yet used; in order
-  std::vector<Message> sends_;     // under way; in order
-};
-
-// Returns what `rank` receives, in the order in which it posts: lanes are independent, so only the
-// order inside of each is given.
-std::vector<LaneMessage> ListReceives(const Schedule& schedule, const Placement& placement,
-                                      int rank, int look_ahead) {
-  std::vector<LaneMessage> messages = MessagesTo(rank, schedule, placement, look_ahead);
-  PostBehindOwnWork(rank, schedule, placement, messages);
-  std::stable_sort(messages.begin(), messages.end(),
-                   [](const auto& a, const auto& b) { return a.posted_behind < b.posted_behind; });
-  return messages;
-}
-
-// One rank's way through its actions.
-class Execution {
- public:
-  Execution(const Schedule& schedule, const Placement& placement, Stage& stage, Communicator& comm,
-            const ExecutorOptions& options)
-      : actions_(schedule.actions[comm.rank()]),
-        placement_(placement),
-        stage_(stage),
-        rank_(comm.rank()),
-        options_(options),
-        box_(schedule, placement, stage, comm, options),
-        receives_(ListReceives(schedule, placement, comm.rank(), options.look_ahead)) {}
-
-  absl::Status Run() {
-    for (const Action& action : actions_) {
-      if (options_.heartbeat != nullptr) {
-        options_.heartbeat->Act(absl::StrCat("action ", ToText(action)));
-      }
-      RETURN_IF_ERROR(At(action, Guarded([&] { return Execute(action); })));
-    }
-    if (!actions_.empty()) RETURN_IF_ERROR(At(actions_.back(), box_.ReleaseSent(/*wait=*/true)));
-    return absl::OkStatus();
-  }
-
- private:
-  // `status` with where it happened in front.
-  absl::Status At(const Action& action, const absl::Status& status) const {
-    return WithPrefix(absl::StrCat("rank ", rank_, ", action ", ToText(action)), status);
-  }
-
-  // Posts the receives that are due behind the computing actions that are done.
-  absl::Status StartReceives() {
-    for (; next_receive_ < receives_.size(); ++next_receive_) {
-      const LaneMessage& message = receives_[next_receive_];
-      if (message.posted_behind > computed_) break;
-      RETURN_IF_ERROR(box_.Start(OtherEnd(message.send)));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Guarded(absl::FunctionRef<absl::Status()> work) const {
-    return options_.guard ? options_.guard(work) : work();
-  }
-
-  absl::Status Execute(const Action& action) {
-    const auto& [op, chunk, microbatch] = action;
-    // Sends start before memory is offered to what is still to come.
-    if (!IsSend(op)) RETURN_IF_ERROR(StartReceives());
-    RETURN_IF_ERROR(box_.ReleaseSent(/*wait=*/false));
-    if (IsSend(op)) return box_.Start(action);
-    if (IsReceive(op)) return absl::OkStatus();  // started; who needs the data waits for it
-    if (const auto receive = ReceiveBefore(action, placement_)) {
-      RETURN_IF_ERROR(box_.AwaitReceived(*receive, action));
-    }
-    ++computed_;
-    const TraceSpan span(options_.trace, {.kind = TraceKind::kCompute, .action = action});
-    if (op == Op::kForward) return stage_.Forward(chunk, microbatch);
-    if (op == Op::kBackward) return stage_.Backward(chunk, microbatch);
-    return op == Op::kBackwardInput ? stage_.BackwardInput(chunk, microbatch)
-                                    : stage_.BackwardWeight(chunk, microbatch);
-  }
-
   const std::vector<Action>& actions_;
-  const Placement& placement_;
-  Stage& stage_;
-  const int rank_;
-  const ExecutorOptions& options_;
-  MessageBox box_;
-  const std::vector<LaneMessage> receives_;  // in the order in which they are posted
-  int computed_ = 0;                         // computing actions that are done
-  size_t next_receive_ = 0;                  // receives before it have been started
+  std::vector<LaneMessage> posts_;  // what it receives, in the order in which it posts
+  size_t next_post_ = 0;            // those before it have been started
+  int computed_ = 0;                // computing actions that are done
+  std::vector<Message> receives_;   // started, not yet used; in order
+  std::vector<Message> sends_;      // under way; in order
 };
 
 }  // namespace
@@ -243,18 +215,17 @@ int MessageTag(int cut, bool backward, int tensor) {
 }
 
 absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement) {
-  const bool backward = transfer.op == Op::kSendBackward || transfer.op == Op::kReceiveBackward;
-  const bool send = IsSend(transfer.op);
-  const bool towards_end = send != backward;  // the neighbour is chunk + 1, else chunk - 1
-  const int cut = transfer.chunk + (towards_end ? 1 : 0);
-  if (cut >= placement.NumChunks() || !placement.Crosses(cut)) {
+  const bool send = IsSend(transfer.op), backward = !IsForward(transfer.op);
+  const int neighbour = OtherEnd(transfer).chunk;
+  const int cut = std::max(transfer.chunk, neighbour);
+  if (!placement.Crosses(cut)) {
     return absl::InvalidArgumentError(
         absl::StrCat(ToText(transfer), " is not between two ranks of the placement"));
   }
   const Boundary boundary = backward ? (send ? Boundary::kInputGradient : Boundary::kOutputGradient)
                                      : (send ? Boundary::kOutput : Boundary::kInput);
   return Route{.cut = cut,
-               .peer = placement.rank_of_chunk[towards_end ? cut : cut - 1],
+               .peer = placement.rank_of_chunk[neighbour],
                .backward = backward,
                .send = send,
                .boundary = boundary};
@@ -262,8 +233,8 @@ absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement
 
 std::string PositionText(const Schedule& schedule, int rank, const Action& reason, int peer,
                          const Action& transfer) {
-  return absl::StrCat(RankText(schedule, rank, reason, '[', ']'), "\n",
-                      RankText(schedule, peer, OtherEnd(transfer), '<', '>'));
+  return absl::StrCat(RankText(schedule, rank, reason, "[", "]"), "\n",
+                      RankText(schedule, peer, OtherEnd(transfer), "<", ">"));
 }
 
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,

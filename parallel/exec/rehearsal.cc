@@ -61,29 +61,25 @@ Link Scaled(const Link& link, double scale) {
   return {link.latency_seconds / scale, link.bytes_per_second * scale};
 }
 
-absl::StatusOr<Simulation> SimulateAsRehearsed(const RehearsalJob& job, int64_t payload_limit_bytes,
-                                               double scale) {
-  std::vector<ChunkCost> costs = job.costs;
-  for (size_t chunk = 0; chunk < costs.size(); ++chunk) {
-    costs[chunk].forward_bytes = SentBytes(job.stage_messages[chunk].forward, payload_limit_bytes);
-    costs[chunk].backward_bytes =
-        SentBytes(job.stage_messages[chunk].backward, payload_limit_bytes);
-  }
-  const Network network{.inside_node = Scaled(job.network.inside_node, scale),
-                        .between_nodes = Scaled(job.network.between_nodes, scale),
-                        .ranks_per_node = job.network.ranks_per_node};
-  return Simulate(job.ScheduleOf(0), job.placement, costs, network);
-}
-
 // Returns the part of a rehearsal's result that is known before it begins.
 absl::StatusOr<Rehearsal> Expect(const RehearsalJob& job, const RehearsalOptions& options) {
   Rehearsal result;
   ASSIGN_OR_RETURN(result.planned,
                    Simulate(job.ScheduleOf(0), job.placement, job.costs, job.network));
-  result.time_scale = options.time_scale > 0 ? options.time_scale
-                                             : MakeTimeScale(result.planned, job.exchange.replicas);
-  ASSIGN_OR_RETURN(result.simulated,
-                   SimulateAsRehearsed(job, options.payload_limit_bytes, result.time_scale));
+  const double scale = options.time_scale > 0
+                           ? options.time_scale
+                           : MakeTimeScale(result.planned, job.exchange.replicas);
+  result.time_scale = scale;
+  std::vector<ChunkCost> costs = job.costs;
+  for (size_t chunk = 0; chunk < costs.size(); ++chunk) {
+    const auto& [forward, backward] = job.stage_messages[chunk];
+    costs[chunk].forward_bytes = SentBytes(forward, options.payload_limit_bytes);
+    costs[chunk].backward_bytes = SentBytes(backward, options.payload_limit_bytes);
+  }
+  const Network network{.inside_node = Scaled(job.network.inside_node, scale),
+                        .between_nodes = Scaled(job.network.between_nodes, scale),
+                        .ranks_per_node = job.network.ranks_per_node};
+  ASSIGN_OR_RETURN(result.simulated, Simulate(job.ScheduleOf(0), job.placement, costs, network));
   result.simulated_step = StepSeconds(job.exchange, result.simulated);
   return result;
 }

@@ -115,8 +115,7 @@ class ChromeWriter {
       return has_gpu && event.kind == TraceKind::kKernel ? kGpu : KindOfEvent(event).line;
     };
     const auto name = [&](const char* what, int line, const JsonObject& args) {
-      JsonObject object = Head(what, rank, line);
-      Append(object.Add("ph", "M").Add("args", args));
+      Append(Head(what, rank, line).Add("ph", "M").Add("args", args));
     };
     name("process_name", 0, JsonObject().Add("name", absl::StrCat("rank ", rank)));
     name("process_sort_index", 0, JsonObject().Add("sort_index", rank));

@@ -49,15 +49,15 @@ class Sweep {
       : model_(model),
         step_(step),
         num_microbatches_(NumMicrobatches(step.schedule)),
-        forward_(static_cast<size_t>(model.placement.NumChunks()) * num_microbatches_),
-        backward_(forward_.size()),
+        forward_(model.placement.NumChunks(), std::vector<Pass>(num_microbatches_)),
+        backward_(forward_),
         changes_(model.placement.NumRanks(),
                  std::vector<std::vector<Change>>(2 * model.inventory.stacks.size())) {
     for (const std::vector<TimedAction>& actions : step.simulation.timeline) {
       for (const auto& [action, start, end] : actions) {
         const auto& [op, chunk, mb] = action;
-        if (op == Op::kForward) Forward(chunk, mb) = {start, end};
-        if (IsInputPass(op)) Backward(chunk, mb) = {start, end};
+        if (op == Op::kForward) forward_[chunk][mb] = {start, end};
+        if (IsInputPass(op)) backward_[chunk][mb] = {start, end};
       }
     }
   }
@@ -75,7 +75,7 @@ class Sweep {
         const auto& [op, chunk, mb] = message.send;
         const bool forward = op == Op::kSendForward;
         const Link& link = step_.network.Between(from, to);
-        Pass& pass = forward ? Forward(chunk, mb) : Backward(chunk, mb);
+        Pass& pass = forward ? forward_[chunk][mb] : backward_[chunk][mb];
         pass.offered = EndOf(to, message.posted_behind);
         lane_free_at = std::max({lane_free_at, pass.offered, EndOf(from, message.sent_behind)}) +
                        static_cast<double>(forward ? BytesOf(model_.messages[chunk + 1].forward)
@@ -97,7 +97,7 @@ class Sweep {
       const BoundaryTensor* side = SideInput(layer);
       const bool begins = stream != nullptr && InputNamed(layer, kHidden) == nullptr;
       for (int mb = 0; mb < num_microbatches_; ++mb) {
-        const Pass &forward = Forward(chunk, mb), &backward = Backward(chunk, mb);
+        const Pass &forward = forward_[chunk][mb], &backward = backward_[chunk][mb];
         if (begins) HoldOver(chunk, Stream(*stream), forward, forward);
         if (side != nullptr && made == nullptr) {
           HoldOver(chunk, Stream(*side), backward, backward);
@@ -117,9 +117,9 @@ class Sweep {
     for (const BoundaryTensor& tensor : model_.inventory.layers[first].inputs) {
       const auto sent = std::ranges::find(messages, tensor.name, &BoundaryTensor::name);
       for (int mb = 0; mb < num_microbatches_; ++mb) {
-        const Pass &before = Forward(chunk - 1, mb), &backward = Backward(chunk, mb);
+        const Pass &before = forward_[chunk - 1][mb], &backward = backward_[chunk][mb];
         if (tensor.name == kHidden) {
-          Carry(Stream(tensor), chunk - 1, before, chunk, Forward(chunk, mb));
+          Carry(Stream(tensor), chunk - 1, before, chunk, forward_[chunk][mb]);
         } else if (sent != messages.end()) {
           // Whoever reads it keeps it for the backward pass.
           const Lent side = Side(tensor, BytesOf(*sent));
@@ -129,7 +129,7 @@ class Sweep {
           }
         }
         if (!tensor.needs_gradient) continue;
-        Carry(Stream(tensor), chunk, backward, chunk - 1, Backward(chunk - 1, mb));
+        Carry(Stream(tensor), chunk, backward, chunk - 1, backward_[chunk - 1][mb]);
       }
     }
   }
@@ -149,12 +149,7 @@ class Sweep {
   }
 
  private:
-  size_t Cell(int chunk, int mb) const {
-    return static_cast<size_t>(chunk) * num_microbatches_ + mb;
-  }
   int RankOf(int chunk) const { return model_.placement.rank_of_chunk[chunk]; }
-  Pass& Forward(int chunk, int mb) { return forward_[Cell(chunk, mb)]; }
-  Pass& Backward(int chunk, int mb) { return backward_[Cell(chunk, mb)]; }
 
   void Hold(int rank, const Lent& buffer, const Change& from, const Change& until) {
     changes_[rank][buffer.pool].push_back({from.time, from.phase, buffer.bytes});
@@ -191,7 +186,7 @@ class Sweep {
   const CutModel& model_;
   const SimulatedStep& step_;
   const int num_microbatches_;
-  std::vector<Pass> forward_, backward_;                   // [chunk][microbatch]
+  std::vector<std::vector<Pass>> forward_, backward_;      // [chunk][microbatch]
   std::vector<std::vector<std::vector<Change>>> changes_;  // [rank][pool]
 };
 

@@ -18,7 +18,6 @@
 
 namespace deepnet {
 
-// A model cut into chunks.
 struct CutModel {
   const Inventory& inventory;
   std::span<const int> chunk_ends;  // as for MakeStageMessages, which made `messages` of them
@@ -27,7 +26,6 @@ struct CutModel {
   int64_t operand_bytes = 4;  // of an element of a side input
 };
 
-// A step of it.
 struct SimulatedStep {
   const Schedule& schedule;  // whose transfers may be implied
   const Simulation& simulation;

@@ -33,9 +33,7 @@ constexpr RecomputeChoice kLeastMemory[] = {{FULL, 1}, {FULL, 2},  {FULL, 4},
 constexpr int kMaxCorrections = 4;
 constexpr int kMaxRecuts = 3;
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
-
-// To and from the ranks before and behind it.
-constexpr int kLanesOfAStage = 4;
+constexpr int kLanesOfAStage = 4;            // to and from the ranks before and behind it
 
 // A config on its way to a Plan.
 class Candidate {
@@ -340,7 +338,6 @@ std::vector<int> CutByCost(const Request& request, const Placement& placement,
   return PartitionForRanks(totals, placement, refine);
 }
 
-// `refine`: see PartitionForRanks.
 absl::StatusOr<Candidate> MakeCandidate(const Request& request, const ParallelConfig& config,
                                         bool refine) {
   ASSIGN_OR_RETURN(const Placement placement, PlacementOf(request, config));

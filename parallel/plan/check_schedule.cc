@@ -222,7 +222,6 @@ class Checker {
   std::vector<size_t> position_;  // [rank] in its list
 };
 
-// An action starts or ends.
 struct Event {
   double time;
   bool starts;

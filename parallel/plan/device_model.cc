@@ -58,20 +58,18 @@ constexpr char kOfAll[] = R"(
   inside_node { latency_seconds: 1e-5 } between_nodes { latency_seconds: 2e-5 }
 )";
 
-std::vector<DeviceModel> MakeModels() {
-  std::vector<DeviceModel> models;
-  for (const absl::string_view text : absl::StrSplit(kModels, '|')) {
-    DeviceModel& device = models.emplace_back();
-    DEEPNET_CHECK(ParseTextProto(absl::StrCat(text, kOfAll), &device, {.merges = true}));
-    for (LinkSpec* link : {device.mutable_inside_node(), device.mutable_between_nodes()}) {
-      link->set_bytes_per_second(link->bytes_per_second() * kLinkShare);
-    }
-  }
-  return models;
-}
-
 const std::vector<DeviceModel>& Models() {
-  static const auto* const models = new std::vector<DeviceModel>(MakeModels());
+  static const auto* const models = [] {
+    auto* const made = new std::vector<DeviceModel>();
+    for (const absl::string_view text : absl::StrSplit(kModels, '|')) {
+      DeviceModel& device = made->emplace_back();
+      DEEPNET_CHECK(ParseTextProto(absl::StrCat(text, kOfAll), &device, {.merges = true}));
+      for (LinkSpec* link : {device.mutable_inside_node(), device.mutable_between_nodes()}) {
+        link->set_bytes_per_second(link->bytes_per_second() * kLinkShare);
+      }
+    }
+    return made;
+  }();
   return *models;
 }
 

@@ -68,6 +68,12 @@ Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans) {
   return part;
 }
 
+int64_t GradientElements(const Inventory& inventory, const Layer& layer) {
+  int64_t elements = 0;
+  for (const int p : layer.parameters) elements += inventory.parameters[p].NumElements();
+  return elements;
+}
+
 int64_t ElementsOf(const BoundaryTensor& tensor) { return Product(tensor.shape); }
 
 int64_t BytesOf(const BoundaryTensor& tensor) {

@@ -41,7 +41,6 @@ struct RecomputeChoice {
   friend bool operator==(const RecomputeChoice&, const RecomputeChoice&) = default;
 };
 
-// One value for each level of recomputation.
 template <typename Value>
 using ByRecompute = std::array<Value, Recompute_ARRAYSIZE>;
 
@@ -194,7 +193,6 @@ struct LayerSpan {
   int end = 0;
 
   int NumLayers() const { return end - first; }
-  friend bool operator==(const LayerSpan&, const LayerSpan&) = default;
 };
 
 // Returns the layers of `spans`, which ascend and do not overlap, and the parameters that these
@@ -202,6 +200,8 @@ struct LayerSpan {
 // still counts in `inventory`.
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
+// Elements of the gradient of `layer`, that of each use of a tied tensor.
+int64_t GradientElements(const Inventory& inventory, const Layer& layer);
 // Elements of `tensor`, and its bytes: its dtype is "float32" or "bfloat16".
 int64_t ElementsOf(const BoundaryTensor& tensor);
 int64_t BytesOf(const BoundaryTensor& tensor);

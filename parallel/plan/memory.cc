@@ -127,7 +127,6 @@ int64_t KeptInFlight(const Inventory& inventory, const RankUse& rank, const Memo
   return bytes;
 }
 
-// A rank's use of the buffers of one stack.
 struct StackUse {
   const Layer* first = nullptr;  // of its layers on this rank
   int longest = 0;               // layers that one chunk has of it

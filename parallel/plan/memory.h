@@ -64,14 +64,12 @@ struct PeakInFlight {
 PeakInFlight CountInFlight(const Schedule& schedule, std::span<const PendingMatrices> pending,
                            int per_sum);
 
-// A chunk as memory sees it.
 struct ChunkUse {
   LayerSpan layers;
   int slots = 1;              // most microbatches between F and the end of B or I
   int64_t message_bytes = 0;  // of one microbatch, all that crosses its two cuts
 };
 
-// A rank as memory sees it.
 struct RankUse {
   std::vector<ChunkUse> chunks;  // in the order of the chain
   // [..][chunk]: microbatches in flight at the peaks, moments when no other has as much of every

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kNever = std::numeric_limits<int>::max();
 
-// The use that a rank has for the data of one receive.
 struct Use {
   int needed_by = kNever;
   int earliest = 0;  // computing actions of the rank before which the data cannot have been made
@@ -21,6 +20,7 @@ struct Use {
 // Returns the uses that a rank of these `actions` has for what it receives, by the receive.
 absl::flat_hash_map<Action, Use> UsesOf(const std::vector<Action>& actions) {
   absl::flat_hash_map<Action, Use> uses;
+  uses.reserve(actions.size());
   absl::flat_hash_map<int, int> passes_done_behind;  // by microbatch
   int number = 0;                                    // of a computing action
   for (const auto& [op, chunk, microbatch] : actions) {

@@ -136,9 +136,7 @@ std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory)
   for (const ChunkPlan& chunk : plan.chunks()) {
     int64_t elements = 0;
     for (int l = chunk.first_layer(); l < chunk.end_layer(); ++l) {
-      for (const int p : inventory.layers[l].parameters) {
-        elements += inventory.parameters[p].NumElements();
-      }
+      elements += GradientElements(inventory, inventory.layers[l]);
     }
     bytes.push_back(kFloatBytes * elements);
   }

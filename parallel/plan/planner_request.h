@@ -66,7 +66,6 @@ absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request);
 absl::Status CheckConfig(const Request& request, const ParallelConfig& config);
 
 PipelineShape PipelineShapeOf(const Request& request, const ParallelConfig& config);
-// Fails as MakeNamedPlacement does.
 absl::StatusOr<Placement> PlacementOf(const Request& request, const ParallelConfig& config);
 PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& config);
 

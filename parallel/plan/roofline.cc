@@ -24,7 +24,6 @@ constexpr Tile kTiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.9},
                            {128, 64, 0.75}, {64, 128, 0.75}, {64, 64, 0.55}};
 constexpr double kFloat32Share = 0.85;  // of the peak, that float32 products reach with such tiles
 constexpr size_t kMaxNamed = 12;        // kernels in a Prediction
-constexpr char kHostName[] = "launches by the host";
 
 // CUDA graphs (docs/design/gpu.md): launches that one takes at most, and what noting a launch for
 // one costs the host.
@@ -124,7 +123,7 @@ class Ledger {
     graph_launches_ += list.graph_launches() * times;
     // The device waits for what the host has not launched yet.
     const double host = list.host(device_, graphs_) - list.device;
-    if (host > 0) AddTo(kHostName, host * times, "host", 0);
+    if (host > 0) AddTo("launches by the host", host * times, "host", 0);
   }
 
   // Sets launches and the kernels that take most, the most first.

@@ -45,7 +45,6 @@ inline bool IsForward(Op op) {
 inline bool IsInputPass(Op op) { return op == Op::kBackward || op == Op::kBackwardInput; }
 inline bool IsWeightPass(Op op) { return op == Op::kBackward || op == Op::kBackwardWeight; }
 
-// One step of one rank.
 struct Action {
   Op op = Op::kForward;
   int chunk = 0;       // position in the model, 0 = first; a rank may own several

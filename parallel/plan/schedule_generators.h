@@ -29,7 +29,6 @@ struct ScheduleKind {
   int min_virtual_pipeline_size = 1, max_virtual_pipeline_size = 1;
 };
 
-// All there are.
 std::span<const ScheduleKind> ScheduleKinds();
 
 // nullptr if there is none of that name.

@@ -17,12 +17,6 @@ std::vector<std::vector<int>> LayersOfParameters(const Inventory& whole) {
   return layers;
 }
 
-int64_t GradientElements(const Inventory& inventory, const Layer& layer) {
-  int64_t elements = 0;
-  for (const int p : layer.parameters) elements += inventory.parameters[p].NumElements();
-  return elements;
-}
-
 std::vector<GradientUse> ListUses(const Inventory& whole, const Inventory& held) {
   const std::vector<std::vector<int>> layers_of = LayersOfParameters(whole);
   std::set<int> seen;

@@ -39,8 +39,7 @@ class Walk {
         placement_(placement),
         costs_(costs),
         network_(network),
-        num_microbatches_(NumMicrobatches(schedule)),
-        cells_(costs.size() * num_microbatches_),
+        cells_(costs.size(), std::vector<Cell>(NumMicrobatches(schedule))),
         position_(schedule.actions.size(), 0),
         free_at_(schedule.actions.size(), 0),
         queued_(schedule.actions.size(), true) {}
@@ -74,13 +73,8 @@ class Walk {
     double input_gradient = kNever;   // end of I
   };
 
-  Cell& At(int chunk, int mb) {
-    return cells_[static_cast<size_t>(chunk) * num_microbatches_ + mb];
-  }
-
-  // `action` computes.
   double ReadyAt(const Action& action) {
-    const Cell& cell = At(action.chunk, action.microbatch);
+    const Cell& cell = cells_[action.chunk][action.microbatch];
     if (action.op == Op::kForward) return action.chunk == 0 ? 0 : cell.input;
     if (action.op == Op::kBackwardWeight) return cell.input_gradient;
     if (action.chunk + 1 == placement_.NumChunks()) return cell.forward;
@@ -104,13 +98,13 @@ class Walk {
   void Finish(const Action& action, double end) {
     const int chunk = action.chunk, mb = action.microbatch;
     if (action.op == Op::kForward) {
-      At(chunk, mb).forward = end;
+      cells_[chunk][mb].forward = end;
       if (chunk + 1 == placement_.NumChunks()) return;
-      At(chunk + 1, mb).input = Deliver(chunk, chunk + 1, costs_[chunk + 1].forward_bytes, end);
+      cells_[chunk + 1][mb].input = Deliver(chunk, chunk + 1, costs_[chunk + 1].forward_bytes, end);
     } else if (action.op != Op::kBackwardWeight) {
-      At(chunk, mb).input_gradient = end;
+      cells_[chunk][mb].input_gradient = end;
       if (chunk == 0) return;
-      At(chunk - 1, mb).output_gradient =
+      cells_[chunk - 1][mb].output_gradient =
           Deliver(chunk, chunk - 1, costs_[chunk].backward_bytes, end);
     }
   }
@@ -134,9 +128,8 @@ class Walk {
   const Placement& placement_;
   const std::span<const ChunkCost> costs_;
   const Network network_;
-  const int num_microbatches_;
   absl::flat_hash_map<std::pair<int, int>, double> wires_;  // free at; from one rank to another
-  std::vector<Cell> cells_;                                 // [chunk][microbatch]
+  std::vector<std::vector<Cell>> cells_;                    // [chunk][microbatch]
   std::vector<size_t> position_;                            // [rank]
   std::vector<double> free_at_;                             // [rank]
   std::vector<char> queued_;                                // [rank]
