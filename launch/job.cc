@@ -37,10 +37,9 @@ absl::Status CheckSize(int ranks) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     const int64_t said = NumberIn(variable);
     if (said == 0 || said == ranks) continue;
-    return PreflightError(
-        absl::StrCat(variable, " is ", said, ", but MPI has ", ranks,
-                     " ranks: the program is linked to another MPI than the one that "
-                     "started it"));
+    return PreflightError(variable, " is ", said, ", but MPI has ", ranks,
+                          " ranks: the program is linked to another MPI than the one that "
+                          "started it");
   }
   return absl::OkStatus();
 }

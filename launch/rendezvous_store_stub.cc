@@ -9,8 +9,8 @@ namespace deepnet {
 absl::StatusOr<std::unique_ptr<RendezvousStore>> OpenRendezvousStore(const Launch& launch,
                                                                      absl::Duration,
                                                                      const SayWaiting&) {
-  return PreflightError(
-      absl::StrCat(launch.said_by, ": several ranks need LibTorch, which this build is without"));
+  return PreflightError(launch.said_by,
+                        ": several ranks need LibTorch, which this build is without");
 }
 
 }  // namespace deepnet

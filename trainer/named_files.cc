@@ -23,9 +23,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& root, const std::string&
   const std::filesystem::path path = std::filesystem::path(root) / name;
   auto text = ReadWholeFile(*MakePosixFileSystem(), path, kMaxTextBytes);
   if (text.ok() && !text->empty()) return text;
-  return ConfigError(absl::StrCat(unknown, ", or a file, but ", path.string(),
-                                  " is not one that can be read",
-                                  text.ok() ? "" : absl::StrCat(": ", text.status().message())));
+  return ConfigError(unknown, ", or a file, but ", path.string(), " is not one that can be read",
+                     text.ok() ? "" : absl::StrCat(": ", text.status().message()));
 }
 
 }  // namespace

@@ -148,9 +148,8 @@ absl::Status RunResolver::OpenCorpus() {
   }
   const int64_t size = resolved_.corpus->vocabulary().size();
   if (run.model().vocabulary_size() != 0 && run.model().vocabulary_size() != size) {
-    return ConfigError(absl::StrCat("model.vocabulary_size: ", run.model().vocabulary_size(),
-                                    ": the corpus ", run.data().folder(), " has a vocabulary of ",
-                                    size));
+    return ConfigError("model.vocabulary_size: ", run.model().vocabulary_size(), ": the corpus ",
+                       run.data().folder(), " has a vocabulary of ", size);
   }
   run.mutable_model()->set_vocabulary_size(size);
   resolved_.inventory = Describe(run.model(), run.data().microbatch());

@@ -229,7 +229,7 @@ class Candidate {
     const PipelineShape shape = PipelineShapeOf(*request_, *config_);
     if (!request_->custom.has_value()) return MakeNamedSchedule(config_->schedule, shape, costs_);
     const absl::Status checked = CheckSchedule(*request_->custom, shape);
-    if (!checked.ok()) return ConfigError(absl::StrCat("parallel.schedule: ", checked.message()));
+    if (!checked.ok()) return ConfigError("parallel.schedule: ", checked.message());
     return *request_->custom;
   }
 

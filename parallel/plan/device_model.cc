@@ -74,7 +74,7 @@ const std::vector<DeviceModel>& Models() {
 }
 
 absl::Status BadModel(const std::string& what) {
-  return ConfigError(absl::StrCat("cluster.device_model: ", what));
+  return ConfigError("cluster.device_model: ", what);
 }
 
 // Everything of a device that a user writes must be there: a speed of 0 would be a silent mistake.

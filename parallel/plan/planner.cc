@@ -243,10 +243,10 @@ absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& se
   ASSIGN_OR_RETURN(const std::vector<ParallelConfig> configs, ListConfigs(request));
   ASSIGN_OR_RETURN(Found found, FindBest(request, configs));
   if (!found.best.has_value() && !found.closest.has_value()) {
-    return ConfigError(absl::StrCat(
+    return ConfigError(
         "data.global_microbatches: ", request.global_microbatches, ": the schedule of a step has ",
         NumActions(request, configs.front()), " actions; at most ", kMaxActionsOfConfig,
-        " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)"));
+        " are planned: take fewer microbatches, or more replicas (parallel.data_parallel_size)");
   }
   if (found.best.has_value()) {
     if (warning != nullptr && settings.optim.virtual_replicas() == 0) {

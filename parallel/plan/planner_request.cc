@@ -39,7 +39,7 @@ absl::Status CheckNumbers(const ParallelSpec& parallel, const ClusterSpec& clust
            Rule{cluster.flops_per_second() >= 0, "cluster.flops_per_second"},
            Rule{cluster.optimizer_params_per_second() >= 0, "cluster.optimizer_params_per_second"},
        }) {
-    if (!kept) return ConfigError(absl::StrCat(field, ": ", mistake));
+    if (!kept) return ConfigError(field, ": ", mistake);
   }
   return absl::OkStatus();
 }
@@ -49,14 +49,13 @@ absl::Status ReadSchedule(const std::string& schedule, Request& request) {
   request.schedule = schedule;
   if (schedule.find(':') != std::string::npos) {
     absl::StatusOr<Schedule> parsed = ParseSchedule(schedule);
-    if (!parsed.ok())
-      return ConfigError(absl::StrCat("parallel.schedule: ", parsed.status().message()));
+    if (!parsed.ok()) return ConfigError("parallel.schedule: ", parsed.status().message());
     request.custom = *std::move(parsed);
     return absl::OkStatus();
   }
   if (schedule.empty()) return absl::OkStatus();
   const ScheduleKind* kind = FindScheduleKind(schedule);
-  if (kind == nullptr) return ConfigError(absl::StrCat(UnknownSchedule(schedule), ", or a file"));
+  if (kind == nullptr) return ConfigError(UnknownSchedule(schedule), ", or a file");
   request.schedule = kind->name;
   return absl::OkStatus();
 }
@@ -65,10 +64,10 @@ absl::Status ReadSchedule(const std::string& schedule, Request& request) {
 absl::Status KeepInOnePiece(const Inventory& inventory, Request& request) {
   if (inventory.one_piece.empty()) return absl::OkStatus();
   if (request.stages > 1 || request.virtual_pipeline_size > 1) {
-    return ConfigError(absl::StrCat(request.stages > 1 ? "parallel.pipeline_parallel_size: "
-                                                       : "parallel.virtual_pipeline_size: ",
-                                    std::max(request.stages, request.virtual_pipeline_size),
-                                    ": must be 1 with ", inventory.one_piece));
+    return ConfigError(request.stages > 1 ? "parallel.pipeline_parallel_size: "
+                                          : "parallel.virtual_pipeline_size: ",
+                       std::max(request.stages, request.virtual_pipeline_size), ": must be 1 with ",
+                       inventory.one_piece);
   }
   request.stages = request.virtual_pipeline_size = 1;
   return absl::OkStatus();
@@ -83,30 +82,27 @@ absl::Status CheckReplicas(const Request& request, int replicas) {
   const std::string advice = absl::StrCat("; with parallel.data_parallel_size: ", replicas,
                                           " it runs, with other rounding");
   if (microbatches < replicas) {
-    return ConfigError(absl::StrCat("parallel.data_parallel_size: ", replicas,
-                                    " replicas, but a step has only ", microbatches,
-                                    " microbatches (data.global_microbatches)"));
+    return ConfigError("parallel.data_parallel_size: ", replicas, " replicas, but a step has only ",
+                       microbatches, " microbatches (data.global_microbatches)");
   }
   if (request.custom.has_value() && microbatches % replicas != 0) {
-    return ConfigError(
-        absl::StrCat("parallel.schedule: is for one number of microbatches, but ", uneven));
+    return ConfigError("parallel.schedule: is for one number of microbatches, but ", uneven);
   }
   if (request.replicas != 0) return absl::OkStatus();
   if (microbatches % replicas != 0) {
-    return ConfigError(absl::StrCat("data.global_microbatches: ", uneven, advice));
+    return ConfigError("data.global_microbatches: ", uneven, advice);
   }
   if (request.virtual_replicas % replicas != 0) {
-    return ConfigError(absl::StrCat("optim.virtual_replicas: ", request.virtual_replicas,
-                                    " is not a multiple of data_parallel_size ", replicas,
-                                    std::has_single_bit(static_cast<unsigned>(replicas))
-                                        ? absl::StrCat("; give it ", replicas, " from the start")
-                                        : "",
-                                    advice));
+    return ConfigError("optim.virtual_replicas: ", request.virtual_replicas,
+                       " is not a multiple of data_parallel_size ", replicas,
+                       std::has_single_bit(static_cast<unsigned>(replicas))
+                           ? absl::StrCat("; give it ", replicas, " from the start")
+                           : "",
+                       advice);
   }
   if (request.virtual_replicas == 0 && !std::has_single_bit(static_cast<unsigned>(replicas))) {
-    return ConfigError(absl::StrCat("parallel.data_parallel_size: ", replicas,
-                                    " would be optim.virtual_replicas, which is a power of two",
-                                    advice));
+    return ConfigError("parallel.data_parallel_size: ", replicas,
+                       " would be optim.virtual_replicas, which is a power of two", advice);
   }
   return absl::OkStatus();
 }
@@ -119,12 +115,12 @@ absl::StatusOr<ParallelConfig> WrittenConfig(const Request& request) {
     for (const Action& action : actions) chunks = std::max(chunks, action.chunk + 1);
   }
   if (ranks == 0 || chunks % ranks != 0) {
-    return ConfigError(absl::StrCat("parallel.schedule: ", chunks, " chunks cannot be dealt to ",
-                                    ranks, " ranks evenly"));
+    return ConfigError("parallel.schedule: ", chunks, " chunks cannot be dealt to ", ranks,
+                       " ranks evenly");
   }
   if (request.stages != 0 && request.stages != ranks) {
-    return ConfigError(absl::StrCat("parallel.schedule: is for ", ranks,
-                                    " ranks, parallel.pipeline_parallel_size is ", request.stages));
+    return ConfigError("parallel.schedule: is for ", ranks,
+                       " ranks, parallel.pipeline_parallel_size is ", request.stages);
   }
   return ParallelConfig{
       .stages = ranks, .schedule = "custom", .virtual_pipeline_size = chunks / ranks};
@@ -262,20 +258,19 @@ PlacementShape PlacementShapeOf(const Request& request, const ParallelConfig& co
 absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
   const auto layers = static_cast<int64_t>(request.inventory->layers.size());
   if (config.stages > layers) {
-    return ConfigError(absl::StrCat("parallel.pipeline_parallel_size: ", config.stages,
-                                    " stages, but the model has only ", layers,
-                                    " layers to cut between"));
+    return ConfigError("parallel.pipeline_parallel_size: ", config.stages,
+                       " stages, but the model has only ", layers, " layers to cut between");
   }
   if (int64_t{config.stages} * config.virtual_pipeline_size > layers) {
-    return ConfigError(absl::StrCat(
-        "parallel.virtual_pipeline_size: ", config.stages, " x ", config.virtual_pipeline_size,
-        " chunks, but the model has only ", layers, " layers to cut between"));
+    return ConfigError("parallel.virtual_pipeline_size: ", config.stages, " x ",
+                       config.virtual_pipeline_size, " chunks, but the model has only ", layers,
+                       " layers to cut between");
   }
   const int64_t ranks = int64_t{config.stages} * config.replicas;
   if (request.num_ranks != 0 && ranks != request.num_ranks) {
-    return ConfigError(absl::StrCat("parallel: pipeline_parallel_size ", config.stages,
-                                    " x data_parallel_size ", config.replicas, " = ", ranks,
-                                    " ranks, but cluster has ", request.num_ranks));
+    return ConfigError("parallel: pipeline_parallel_size ", config.stages, " x data_parallel_size ",
+                       config.replicas, " = ", ranks, " ranks, but cluster has ",
+                       request.num_ranks);
   }
   RETURN_IF_ERROR(CheckReplicas(request, config.replicas));
   RETURN_IF_ERROR(PlacementOf(request, config).status());
@@ -283,9 +278,8 @@ absl::Status CheckConfig(const Request& request, const ParallelConfig& config) {
   if (request.placement == PLACEMENT_UNSPECIFIED || request.placement == made) {
     return absl::OkStatus();
   }
-  return ConfigError(absl::StrCat("parallel.placement: schedule \"", config.schedule, "\" is ",
-                                  PlacementShape_Name(made), ", not ",
-                                  PlacementShape_Name(request.placement)));
+  return ConfigError("parallel.placement: schedule \"", config.schedule, "\" is ",
+                     PlacementShape_Name(made), ", not ", PlacementShape_Name(request.placement));
 }
 
 absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request) {
@@ -310,8 +304,8 @@ absl::StatusOr<std::vector<ParallelConfig>> ListConfigs(const Request& request) 
   }
   if (!configs.empty()) return configs;
   RETURN_IF_ERROR(first_error);
-  return ConfigError(absl::StrCat("parallel.schedule: is for ", written.stages,
-                                  " ranks, which cluster does not have"));
+  return ConfigError("parallel.schedule: is for ", written.stages,
+                     " ranks, which cluster does not have");
 }
 
 }  // namespace deepnet

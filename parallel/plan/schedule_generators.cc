@@ -283,13 +283,11 @@ absl::StatusOr<Placement> MakeNamedPlacement(std::string_view name, const Pipeli
     return ConfigError("schedule: ranks, microbatches and chunks must be positive");
   }
   if (kind->name == kSingleStage && ranks != 1) {
-    return ConfigError(
-        absl::StrCat("parallel.schedule: \"single_stage\" is for one stage, not ", ranks));
+    return ConfigError("parallel.schedule: \"single_stage\" is for one stage, not ", ranks);
   }
   if (chunks < kind->min_virtual_pipeline_size || chunks > kind->max_virtual_pipeline_size) {
-    return ConfigError(absl::StrCat("parallel.virtual_pipeline_size: \"", std::string(name),
-                                    "\" needs ", kind->min_virtual_pipeline_size, ", not ",
-                                    chunks));
+    return ConfigError("parallel.virtual_pipeline_size: \"", std::string(name), "\" needs ",
+                       kind->min_virtual_pipeline_size, ", not ", chunks);
   }
   return kind->v_shaped ? MakeV(ranks, chunks) : MakeLooped(ranks, chunks);
 }

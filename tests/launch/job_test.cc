@@ -120,10 +120,11 @@ class JobTest : public ::testing::Test {
 };
 
 TEST_F(JobTest, MoreStagesThanLayersEndWithTwo) {
-  ExpectRefused(
-      RunJob(Ranks(6, Config("run"), " --set parallel.pipeline_parallel_size=6")), 2,
-      HasSubstr("parallel.pipeline_parallel_size: 6: must be at most the number of layers "
-                "(2)"));
+  const Outcome refused =
+      RunJob(Ranks(6, Config("run"), " --set parallel.pipeline_parallel_size=6"));
+  const std::string error = "error: parallel.pipeline_parallel_size: 6: must be at most the number";
+  ExpectRefused(refused, 2, HasSubstr(error + " of layers (2)"));
+  EXPECT_EQ(refused.output.find(error), refused.output.rfind(error));  // one rank says it
 }
 
 TEST_F(JobTest, ANumberOfRanksThatNoLayoutFitsEndsWithTwo) {

@@ -463,8 +463,7 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
 absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size) {
   const auto found = std::ranges::find_if(kShapes, [&](const Shape& s) { return shape == s.name; });
   if (found == std::end(kShapes)) {
-    return ConfigError(
-        absl::StrCat("shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100"));
+    return ConfigError("shape: \"", shape, "\": not one of A, B, C, D, paper, paper-100");
   }
   Shape s = *found;
   if (size.layers > 0) s.layers = size.layers;
@@ -475,7 +474,7 @@ absl::StatusOr<RunSpec> BenchRun(const std::string& shape, const BenchSize& size
     s.width = size.width;
   }
   if (s.width % s.heads != 0) {
-    return ConfigError(absl::StrCat("width: ", s.width, ": ", s.heads, " heads do not divide it"));
+    return ConfigError("width: ", s.width, ": ", s.heads, " heads do not divide it");
   }
   RunSpec run;
   DEEPNET_CHECK(ParseTextProto(kBenchRun, &run));

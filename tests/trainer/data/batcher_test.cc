@@ -175,6 +175,7 @@ TEST(PackBalanced, LeavesWhatDoesNotFit) {
   const std::vector<PairSize> sizes = RandomSizes(300, 2);
   const Packing packing = PackBalanced(sizes, 4, {200, 200, 5});
   EXPECT_FALSE(packing.left.empty());
+  EXPECT_TRUE(std::ranges::is_sorted(packing.left));
   CheckedUse(packing, sizes, {200, 200, 5});
   for (const std::vector<int>& members : packing.microbatches) EXPECT_LE(members.size(), 5u);
 }

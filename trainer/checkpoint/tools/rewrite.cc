@@ -285,8 +285,7 @@ absl::StatusOr<std::unique_ptr<TensorReader>> OpenForReshard(FileSystem& fs,
   RETURN_IF_ERROR(ShareMemory(alone, kWriteManifestFactor, 0, options, "resharding"));
   const int64_t elements = NumElements(TensorsOf(*reader, /*weights_only=*/false));
   if (num_files >= 1 && num_files <= elements) return reader;
-  return ConfigError(
-      absl::StrCat(num_files, " files: must be from 1 to ", elements, ", an element each"));
+  return ConfigError(num_files, " files: must be from 1 to ", elements, ", an element each");
 }
 
 // Returns the elements that lie before `at` in the tensor that has element `at` of all in a row.

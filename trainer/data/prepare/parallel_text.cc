@@ -406,10 +406,10 @@ absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& 
     return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
   }
   if (!S_ISREG(status.st_mode)) {
-    return ConfigError(absl::StrCat(
+    return ConfigError(
         path,
         " is a pipe or a device: what is prepared is read twice and known again by size "
-        "and time, so it must be a file; one pipe of pairs may be given by --tsv"));
+        "and time, so it must be a file; one pipe of pairs may be given by --tsv");
   }
   InputFile input;
   input.set_name(name);

@@ -106,9 +106,9 @@ absl::Status NothingLeft(PrepareContext& context) {
     RETURN_IF_ERROR(context.JudgeTexts(*texts, "train", count));
   }
   if (counts.lines[static_cast<size_t>(DropReason::kNone)] > 0) {
-    return ConfigError(absl::StrCat(
+    return ConfigError(
         "prepare.tokenizer.input_sentence_size: ", context.spec.tokenizer().input_sentence_size(),
-        ": is too small for a sentence of each language"));
+        ": is too small for a sentence of each language");
   }
   std::vector<std::string> reasons;
   for (size_t reason = 0; reason < kNumDropReasons; ++reason) {
@@ -128,10 +128,10 @@ absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& er
   int64_t needed = 0;
   if (absl::StrContains(error, "smaller than required_chars") && versus != error.npos &&
       absl::SimpleAtoi(error.substr(versus + 4, error.find('.', versus) - versus - 4), &needed)) {
-    return ConfigError(absl::StrCat("prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(),
-                                    ": must be at least ", needed,
-                                    ", the text's characters and 4 special ids; or lower "
-                                    "prepare.tokenizer.character_coverage"));
+    return ConfigError("prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(),
+                       ": must be at least ", needed,
+                       ", the text's characters and 4 special ids; or lower "
+                       "prepare.tokenizer.character_coverage");
   }
   return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
 }

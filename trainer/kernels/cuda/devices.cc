@@ -20,8 +20,7 @@ constexpr char kArchitectures[] = DEEPNET_CUDA_ARCHITECTURES;
 
 absl::Status StatusOf(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return PreflightError(
-      absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  return PreflightError(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
 }
 
 // 13000 -> "13.0".
@@ -62,10 +61,10 @@ absl::StatusOr<std::string> CheckGpu(int index) {
       StatusOf("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(bus.data(), bus.size(), index)));
   const std::string name = absl::StrCat(bus.data(), " (", properties.name, ")");
   if (HasKernelsFor(10 * properties.major + properties.minor, kArchitectures)) return name;
-  return PreflightError(absl::StrCat("GPU ", name, " has compute capability ", properties.major,
-                                     ".", properties.minor, ", this build has kernels for ",
-                                     absl::StrReplaceAll(kArchitectures, {{",", ", "}}),
-                                     " (CMAKE_CUDA_ARCHITECTURES)"));
+  return PreflightError("GPU ", name, " has compute capability ", properties.major, ".",
+                        properties.minor, ", this build has kernels for ",
+                        absl::StrReplaceAll(kArchitectures, {{",", ", "}}),
+                        " (CMAKE_CUDA_ARCHITECTURES)");
 }
 
 std::string CudaVersions() {
