@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -19,19 +19,10 @@
 namespace deepnet {
 namespace {
 
-// Adds its lifetime to `seconds`.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds), began_(SecondsNow()) {}
-  ~Stopwatch() { seconds_ += SecondsNow() - began_; }
-
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  const double began_;
-};
+// Adds the lifetime of the result to `seconds`.
+auto Stopwatch(double& seconds) {
+  return absl::MakeCleanup([&seconds, began = SecondsNow()] { seconds += SecondsNow() - began; });
+}
 
 }  // namespace
 
@@ -49,8 +40,7 @@ absl::Status AsyncCheckpointer::Open() {
     return absl::OkStatus();
   });
   if (opened.ok() && leads()) {
-    opened = RemoveUnfinished(fs_, options_.folder);
-    if (!opened.ok()) opened = WithExitCode(opened, ExitCode::kCheckpoint);
+    opened = WithExitCode(RemoveUnfinished(fs_, options_.folder), ExitCode::kCheckpoint);
   }
   return AgreeOnStatus(*context_.world, opened);
 }
@@ -59,7 +49,7 @@ void AsyncCheckpointer::Begin(const Manifest& state) {
   DEEPNET_CHECK(!busy());
   began_ = SecondsNow();
   stall_seconds_ = 0.0;
-  const Stopwatch stall(stall_seconds_);
+  const auto stall = Stopwatch(stall_seconds_);
   manifest_ = state;
   manifest_.clear_files();
   snapshot_.Look();
@@ -83,22 +73,22 @@ void AsyncCheckpointer::Begin(const Manifest& state) {
 void AsyncCheckpointer::AwaitCopy() {
   snapshot_.HoldUpdate();
   if (copied_) return;
-  const Stopwatch stall(stall_seconds_);
+  const auto stall = Stopwatch(stall_seconds_);
   copied_.wait(false);
 }
 
 // The ranks go through the phases together. Each phase is one task in the background, and only
 // Advance exchanges how it went.
 absl::Status AsyncCheckpointer::Advance() {
-  DEEPNET_CHECK(busy());
-  const Stopwatch stall(stall_seconds_);
+  const auto stall = Stopwatch(stall_seconds_);
   switch (phase_) {
     case Phase::kNone:
       break;
     case Phase::kWriting:
       return EndWriting();
     case Phase::kCommitting:
-      return EndCommit();
+      outcome_ = AgreeOnStatus(*context_.world, task_.Wait());
+      return EndSave();
     case Phase::kTidying:
       if (const absl::Status tidied = task_.Wait(); !tidied.ok()) {
         options_.warn(std::string(tidied.message()));
@@ -115,10 +105,8 @@ absl::Status AsyncCheckpointer::EndWriting() {
   RETURN_IF_ERROR(CatchErrors([&] { return device_error_; }, context_.device_use()));
   outcome_ = AgreeOnStatus(world, written);
   if (!outcome_.ok()) return EndSave();
-  ASSIGN_OR_RETURN(const std::vector<std::string> files, AllGatherText(world, ToBytes(file_)));
-  for (const std::string& bytes : files) {
-    RETURN_IF_ERROR(ParseSent(bytes, *manifest_.add_files()));
-  }
+  ASSIGN_OR_RETURN(const std::vector<ShardFile> files, AllGatherMessages(world, file_));
+  manifest_.mutable_files()->Assign(files.begin(), files.end());
   phase_ = Phase::kCommitting;
   task_.Start([this] { return leads() ? Commit() : absl::OkStatus(); });
   return absl::OkStatus();
@@ -136,24 +124,17 @@ absl::Status AsyncCheckpointer::Commit() {
   return absl::OkStatus();
 }
 
-absl::Status AsyncCheckpointer::EndCommit() {
-  outcome_ = AgreeOnStatus(*context_.world, task_.Wait());
-  return EndSave();
-}
-
 absl::Status AsyncCheckpointer::EndSave() {
   if (!outcome_.ok() && !IsAgreed(outcome_)) return outcome_;  // a rank is lost
   SaveRecord record;
   record.set_kind("save");
   record.set_step(manifest_.step());
   record.set_stall_seconds(stall_seconds_);
+  record.set_seconds((outcome_.ok() && leads() ? committed_ : SecondsNow()) - began_);
   if (outcome_.ok()) {
-    const double end = leads() ? committed_ : SecondsNow();
-    record.set_seconds(end - began_);
     record.set_bytes(TensorBytes(manifest_));
     longest_seconds_ = std::max(longest_seconds_, record.seconds());
   } else {
-    record.set_seconds(SecondsNow() - began_);
     record.set_error(std::string(outcome_.message()));
   }
   options_.on_end(record);
@@ -174,7 +155,7 @@ absl::Status AsyncCheckpointer::Finish(bool tidy) {
   hurry_ = !tidy;
   while (busy()) {
     {
-      const Stopwatch stall(stall_seconds_);
+      const auto stall = Stopwatch(stall_seconds_);
       task_.Wait().IgnoreError();  // Advance asks again
     }
     RETURN_IF_ERROR(Advance());

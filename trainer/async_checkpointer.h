@@ -31,9 +31,9 @@ struct AsyncCheckpointerOptions {
   std::function<void(const std::string& sentence)> warn = [](const std::string&) {};
 };
 
-// Saves a run while it goes on. After a step, a thread of each rank, or its GPU, copies what the
-// rank owns, beside the passes of the next step and before its update; the thread writes the copy.
-// At the ends of later steps the ranks agree how far all of them are (docs/design/saving.md).
+// After a step, a thread of each rank, or its GPU, copies what the rank owns, beside the passes of
+// the next step and before its update; the thread writes the copy. At the ends of later steps the
+// ranks agree how far all of them are (docs/design/saving.md).
 //
 //   Begin        each rank copies its state          in the background, up to the next update
 //   written      every rank has written its file     in the background
@@ -48,8 +48,8 @@ class AsyncCheckpointer {
   // `fs`, `context` and what `options` point to outlive this.
   AsyncCheckpointer(FileSystem& fs, AsyncCheckpointerOptions options, const RankContext& context);
 
-  // Removes what an interrupted save left, and takes the memory of the copy, on a CPU in the
-  // background. Call it before the first Begin. Collective, blocking.
+  // Removes what an interrupted save left, and takes the memory of the copy. Call it before the
+  // first Begin. Collective, blocking.
   absl::Status Open();
 
   // Returns whether a save is under way; the same on all ranks.
@@ -64,8 +64,9 @@ class AsyncCheckpointer {
   // before every update.
   void AwaitCopy();
 
-  // Goes on to the next phase. Collective; call it while busy, once every rank is Ready. Fails if a
-  // peer, the device or the lock (kAborted) was lost; a save that failed is not an error.
+  // Goes on to the next phase, if a save is under way. Collective; call it once every rank is
+  // Ready. Fails if a peer, the device or the lock (kAborted) was lost; a save that failed is not
+  // an error.
   absl::Status Advance();
 
   // Waits until no save is under way. Without `tidy`, old checkpoints stay for the next save to
@@ -78,7 +79,7 @@ class AsyncCheckpointer {
   double longest_seconds() const { return longest_seconds_; }
   // The bytes that this rank writes.
   int64_t bytes() const { return snapshot_.bytes(); }
-  // Those of the copy that a CPU's memory holds: a GPU's is the host's.
+  // Those of the copy where the plan counts it, in a CPU's memory: a GPU's is the host's.
   int64_t planned_bytes() const { return options_.copies && !snapshot_.on_device() ? bytes() : 0; }
 
  private:
@@ -86,7 +87,6 @@ class AsyncCheckpointer {
 
   bool leads() const { return context_.world->rank() == 0; }
   absl::Status EndWriting();
-  absl::Status EndCommit();
   absl::Status EndSave();
   absl::Status Commit();
   absl::Status Tidy(bool saved);

@@ -1,9 +1,8 @@
 // Memory of what passes between the chunks of a pipeline: the boundary activations and gradients of
 // every microbatch in flight.
 //
-// A chunk takes them at one boundary, works on them in place and leaves them at the other, so a
-// buffer moves through the rank without a copy: a received one becomes the next one to send.
-// Between two chunks of the same rank nothing is sent.
+// A chunk takes them at one boundary, works on them in place and leaves them at the other: a
+// received buffer becomes the next one to send. Between two chunks of a rank nothing is sent.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,6 @@ class ResidualBuffers {
   std::vector<at::Tensor> buffers_;
 };
 
-// Keeps what lies at the boundaries. One chunk puts it there and the next one takes it, or it is
-// sent away or received. Nothing is copied.
 class BoundaryPool {
  public:
   enum class Way { kForward, kBackward };

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "absl/status/status.h"
 
@@ -25,28 +24,20 @@ struct CheckpointPolicyOptions {
 };
 
 // Decides when a run is saved. Keeps the ledger of skipped steps and the number of failed saves,
-// which every checkpoint carries. All methods but the getters and AwaitCopy are collective.
+// which every checkpoint carries. All methods but the getters are collective.
 class CheckpointPolicy {
  public:
   // All arguments outlive this. `state`, which the run keeps current, says the step.
   CheckpointPolicy(FileSystem& fs, const TrainSpec& train, Manifest& state,
                    const RankContext& context, CheckpointPolicyOptions options);
 
-  // Call it before the first save.
-  absl::Status Open() { return saver_.Open(); }
-
-  // Returns whether this rank waits for the others only. When it is true on all ranks, call
-  // Advance.
-  bool Ready() const { return saver_.Ready(); }
-  absl::Status Advance() { return saver_.busy() ? saver_.Advance() : absl::OkStatus(); }
+  // To be opened before the first save, and advanced in between.
+  AsyncCheckpointer& saver() { return saver_; }
 
   // Starts a save if one is due; first waits until the one before is on disk, so that no run is
   // ever more than one checkpoint behind. `step_tokens` are the target tokens of the last step.
   // Call this or Save after every step.
   absl::Status SaveIfDue(int64_t step_tokens);
-
-  // Waits until weights and moments may change.
-  void AwaitCopy() { saver_.AwaitCopy(); }
 
   // See intervals.h.
   double SecondsUntilDue(const Pace& pace) const { return clock_.SecondsUntilDue(pace); }
@@ -67,9 +58,6 @@ class CheckpointPolicy {
   // Tells that `state` has become that of an earlier step, which the run went back to, and saves
   // it: returns when that is on disk or has failed.
   absl::Status SaveAfterGoingBack();
-
-  // The bytes of the copy, where the plan counts it.
-  int64_t snapshot_bytes() const { return saver_.planned_bytes(); }
 
   // How long the next save will take.
   double ExpectedSeconds() const;

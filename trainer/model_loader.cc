@@ -1,10 +1,6 @@
 #include "trainer/model_loader.h"
 
-#include <algorithm>
-#include <memory>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -13,7 +9,6 @@
 #include <ATen/ATen.h>
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/file_system.h"
 #include "parallel/base/philox.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -28,10 +23,6 @@
 
 namespace deepnet {
 namespace {
-
-absl::Status FileError(const std::string& file, const char* what) {
-  return WithExitCode(absl::NotFoundError(absl::StrCat(file, ": ", what)), ExitCode::kCheckpoint);
-}
 
 // `count` rows of the new table from `row` on are those of the old one from `earlier` on.
 struct RowRun {
@@ -66,17 +57,6 @@ std::vector<int64_t> StoredShape(const Manifest& manifest, const std::string& na
   return {};
 }
 
-absl::Status CheckArchitecture(const Manifest& manifest, const std::string& path,
-                               Architecture architecture) {
-  const Architecture earlier = manifest.run().model().architecture();
-  if (earlier == architecture) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(
-          absl::StrCat("--init-from ", path, ": model.architecture is ", Architecture_Name(earlier),
-                       " in the checkpoint and ", Architecture_Name(architecture), " in this run")),
-      ExitCode::kCheckpoint);
-}
-
 // Two commands must give a sentence the same score, whichever type was the faster one a moment ago.
 ComputeSpec ResolveWithoutMeasuring(ComputeSpec compute) {
   const bool cpu = compute.device().empty() || compute.device() == "cpu";
@@ -92,8 +72,7 @@ ComputeSpec ChooseCompute(const ComputeSpec& stored, const ComputeSpec& override
   return CheckCompute(compute).ok() ? compute : ResolveWithoutMeasuring(overrides);
 }
 
-}  // namespace
-
+// Loads the weights of `parameters`, which hold a whole model or some of its layers.
 absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
                          const Manifest& manifest, Parameters& parameters) {
   const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
@@ -109,6 +88,57 @@ absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
   return absl::OkStatus();
 }
 
+// Returns the vocabulary of a run folder.
+absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
+  const std::string list = absl::StrCat(run_folder, "/", kRunLanguagesFile);
+  auto languages = ReadLanguages(*MakePosixFileSystem(), list);
+  if (absl::IsNotFound(languages.status())) {
+    languages = absl::NotFoundError(absl::StrCat(list, ": not found; is this a run folder?"));
+  }
+  if (!languages.ok()) return WithExitCode(languages.status(), ExitCode::kCheckpoint);
+  auto vocabulary =
+      Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), *std::move(languages));
+  if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
+  return std::make_unique<Vocabulary>(std::move(*vocabulary));
+}
+
+// Returns the vocabulary beside a checkpoint, which must be the one that it was made with.
+absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
+                   LoadVocabulary(ParentFolder(found.folder)));
+  if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;
+  return CheckpointRefused(absl::StrCat(found.folder, ": made with the tokenizer ",
+                                        found.manifest.tokenizer_hash(),
+                                        ", but the run folder holds ", vocabulary->hash()));
+}
+
+absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& found, Ops& ops) {
+  const RunSpec& run = found.manifest.run();
+  const ModelSpec& spec = run.model();
+  const MicrobatchSpec capacity =
+      DecodeCapacity(spec, run.decode(), run.compute().device() == "cuda");
+  auto model = std::make_unique<Transformer>(spec, capacity, ops, /*trainable=*/false);
+  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
+  RETURN_IF_ERROR(LoadWeights(*fs, found.folder, found.manifest, model->parameters()));
+  model->Refresh();
+  model->set_step(found.manifest.step());
+  return model;
+}
+
+// Models of an ensemble read the same ids.
+absl::Status CheckTogether(const FoundModel& first, const FoundModel& other) {
+  const RunSpec &a = first.manifest.run(), &b = other.manifest.run();
+  const char* what = nullptr;
+  if (first.manifest.tokenizer_hash() != other.manifest.tokenizer_hash()) what = "vocabularies";
+  if (a.data().tags() != b.data().tags()) what = "data.tags";
+  if (a.model().architecture() != b.model().architecture()) what = "architectures";
+  if (what == nullptr) return absl::OkStatus();
+  return CheckpointRefused(absl::StrCat(first.folder, " and ", other.folder, " have different ",
+                                        what, " and cannot be an ensemble"));
+}
+
+}  // namespace
+
 absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
                             const std::vector<std::string>& languages,
                             const std::string& run_folder) {
@@ -121,19 +151,6 @@ absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
     return WriteVocabularyFile(fs, run_folder, kRunLanguagesFile, list);
   };
   return WithExitCode(save(), ExitCode::kCheckpoint);
-}
-
-absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder) {
-  const std::string list = absl::StrCat(run_folder, "/", kRunLanguagesFile);
-  auto languages = ReadLanguages(*MakePosixFileSystem(), list);
-  if (absl::IsNotFound(languages.status())) {
-    return FileError(list, "not found; is this a run folder?");
-  }
-  if (!languages.ok()) return WithExitCode(languages.status(), ExitCode::kCheckpoint);
-  auto vocabulary =
-      Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), *std::move(languages));
-  if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
-  return std::make_unique<Vocabulary>(std::move(*vocabulary));
 }
 
 std::vector<uint64_t> ParameterHashes(const Parameters& parameters) {
@@ -156,7 +173,11 @@ absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& pa
                                            Parameters& parameters) {
   ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
-  RETURN_IF_ERROR(CheckArchitecture(manifest, path, architecture));
+  if (const Architecture stored = manifest.run().model().architecture(); stored != architecture) {
+    return CheckpointRefused(absl::StrCat("--init-from ", path, ": model.architecture is ",
+                                          Architecture_Name(stored), " in the checkpoint and ",
+                                          Architecture_Name(architecture), " in this run"));
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier, LoadVocabulary(ParentFolder(folder)));
   const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);
 
@@ -200,49 +221,6 @@ absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
   *compute = ChooseCompute(*compute, overrides);
   return found;
 }
-
-namespace {
-
-// Returns the vocabulary beside a checkpoint, which must be the one that it was made with.
-absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
-                   LoadVocabulary(ParentFolder(found.folder)));
-  if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;
-  return WithExitCode(
-      absl::FailedPreconditionError(
-          absl::StrCat(found.folder, ": made with the tokenizer ", found.manifest.tokenizer_hash(),
-                       ", but the run folder holds ", vocabulary->hash())),
-      ExitCode::kCheckpoint);
-}
-
-absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& found, Ops& ops) {
-  const RunSpec& run = found.manifest.run();
-  const ModelSpec& spec = run.model();
-  const MicrobatchSpec capacity =
-      DecodeCapacity(spec, run.decode(), run.compute().device() == "cuda");
-  auto model = std::make_unique<Transformer>(spec, capacity, ops, /*trainable=*/false);
-  const std::unique_ptr<FileSystem> fs = MakePosixFileSystem();
-  RETURN_IF_ERROR(LoadWeights(*fs, found.folder, found.manifest, model->parameters()));
-  model->Refresh();
-  model->set_step(found.manifest.step());
-  return model;
-}
-
-// Models of an ensemble read the same ids.
-absl::Status CheckTogether(const FoundModel& first, const FoundModel& other) {
-  const RunSpec &a = first.manifest.run(), &b = other.manifest.run();
-  const char* what = nullptr;
-  if (first.manifest.tokenizer_hash() != other.manifest.tokenizer_hash()) what = "vocabularies";
-  if (a.data().tags() != b.data().tags()) what = "data.tags";
-  if (a.model().architecture() != b.model().architecture()) what = "architectures";
-  if (what == nullptr) return absl::OkStatus();
-  return WithExitCode(absl::FailedPreconditionError(
-                          absl::StrCat(first.folder, " and ", other.folder, " have different ",
-                                       what, " and cannot be an ensemble")),
-                      ExitCode::kCheckpoint);
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundModel> found) {
   const FoundModel& first = found.front();

@@ -1,6 +1,4 @@
-// Loads what a run folder holds: weights, tokenizer, languages. LoadEnsemble gives a trained model
-// that is ready to translate and to score; InitializeFrom begins a new run with the weights of
-// another one.
+// Loads what a run folder holds: weights, tokenizer, languages.
 #pragma once
 
 #include <cstdint>
@@ -23,21 +21,12 @@
 
 namespace deepnet {
 
-// Loads the weights of `parameters`, which hold a whole model or some of its layers, from a
-// checkpoint folder.
-absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
-                         const Manifest& manifest, Parameters& parameters);
-
 // Copies the tokenizer of a corpus folder into the run folder, which is created if needed, and
-// lists the languages beside it. Each file is replaced atomically and durably, the list last, so
-// that a reader finds intact files whatever stops this. Fails with ExitCode::kCheckpoint naming the
-// file.
+// lists the languages beside it, each file atomically and durably. Fails with ExitCode::kCheckpoint
+// naming the file.
 absl::Status SaveVocabulary(FileSystem& fs, const std::string& tokenizer_file,
                             const std::vector<std::string>& languages,
                             const std::string& run_folder);
-
-// Returns the vocabulary of a run folder. Fails with ExitCode::kCheckpoint naming the file.
-absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& run_folder);
 
 // Returns the FNV-1a hash of the weights of each parameter, in the order of its Inventory.
 std::vector<uint64_t> ParameterHashes(const Parameters& parameters);
@@ -48,23 +37,22 @@ std::string WeightsHash(std::span<const uint64_t> parameter_hashes);
 
 // Counts rows of a vocabulary: pieces, specials and tags.
 struct InitialRows {
-  int64_t taken = 0;  // rows that the earlier vocabulary has too
-  int64_t drawn = 0;  // new rows, which stay as Initialize drew them
+  int64_t taken = 0;  // which the earlier vocabulary has too
+  int64_t drawn = 0;  // new ones, which stay as Initialize drew them
 };
 
 // Fine-tuning: overwrites the weights of `parameters` (already drawn; a whole model or a rank's
-// layers) with those of the checkpoint that `path` names: a checkpoint folder, a pointer file or a
-// run folder, whose vocabulary may differ from the new run's `vocabulary`. Embeddings are taken row
-// by row, matched by piece; rows of other pieces stay as they were drawn, a function of (seed,
-// name, element). Every other weight must have the same shape. Moments and step are not read. Fails
-// with ExitCode::kCheckpoint naming a weight that does not fit, or both architectures if the
-// checkpoint's is not `architecture`.
+// layers) with those of the checkpoint that ResolveCheckpoint finds by `path`, whose vocabulary may
+// differ from the new run's `vocabulary`. Embeddings are taken row by row, matched by piece; rows
+// of other pieces stay as they were drawn. Every other weight must have the same shape. Moments and
+// step are not read. Fails with ExitCode::kCheckpoint naming a weight that does not fit, or both
+// architectures if the checkpoint's is not `architecture`.
 absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& path,
                                            const Vocabulary& vocabulary, Architecture architecture,
                                            Parameters& parameters);
 
 struct LoadedModel {
-  RunSpec run;         // as stored with the checkpoint, but run.compute is what is used here
+  RunSpec run;         // as stored, but run.compute is what is used here
   std::string folder;  // of the checkpoint; of an ensemble all, separated by commas
   int64_t step = 0;    // of the checkpoint
   std::unique_ptr<Vocabulary> vocabulary;
@@ -81,10 +69,9 @@ struct FoundModel {
   Manifest manifest;
 };
 
-// Finds a model by a run folder (its newest checkpoint), a checkpoint folder or a pointer file
-// such as runs/a/best-bleu. The run's arithmetic is used with `overrides` on top; if this host does
-// not have it, or the checkpoint names none (an import), float32 on a CPU with the best
-// instructions that it has. Errors carry ExitCode::kCheckpoint.
+// Finds a model by what ResolveCheckpoint takes. The run's arithmetic is used with `overrides` on
+// top; if this host does not have it, or the checkpoint names none (an import), float32 on a CPU
+// with the best instructions that it has. Errors carry ExitCode::kCheckpoint.
 absl::StatusOr<FoundModel> FindModel(const std::string& run_or_checkpoint,
                                      const ComputeSpec& overrides);
 

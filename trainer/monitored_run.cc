@@ -9,14 +9,6 @@
 #include "parallel/comm/agreement.h"
 
 namespace deepnet {
-namespace {
-
-// The beat of a run folder's lock (trainer/checkpoint/run_lock.h) has a thread of its own and says
-// nothing of the run.
-constexpr char kLockFile[] = "/lock";
-
-}  // namespace
-
 MonitoredRun::MonitoredRun(const ParallelSpec& parallel, Communicator& world, FileSystem& files,
                            HeartbeatMonitor::OnStuck on_stuck)
     : world_(world),
@@ -25,7 +17,9 @@ MonitoredRun::MonitoredRun(const ParallelSpec& parallel, Communicator& world, Fi
       heartbeat_(world.rank()),
       monitored_world_(world, heartbeat_),
       monitored_files_(MakeObservedFileSystem(files, [this](const std::string& path) {
-        if (!absl::EndsWith(path, kLockFile)) heartbeat_.Beat();
+        // The beat of a run folder's lock (trainer/checkpoint/run_lock.h) has a thread of its own
+        // and says nothing of the run.
+        if (!absl::EndsWith(path, "/lock")) heartbeat_.Beat();
       })) {
   heartbeat_.Begin("begin of the run");
   if (world.size() == 1) return;

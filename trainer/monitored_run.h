@@ -15,17 +15,8 @@
 namespace deepnet {
 
 // A run's communicator and file system, whose calls beat, and the monitor of its ranks. A rank may
-// be silent for as long as a message of a first step may take (CommTimeout): without a message, an
-// action or an ended call of the file system. That is for one call of a disk, for reading a corpus,
-// for measuring products; a save, or the check of a checkpoint, may take any time. A rank alone is
-// not watched.
-//
-// Example:
-//   MonitoredRun run(parallel, world, files, on_stuck);
-//   RETURN_IF_ERROR(run.Join());
-//   std::unique_ptr<Trainer> trainer;  // goes after End: putting it away may take its time
-//   const absl::Status status = Work(run.world(), run.files(), run.heartbeat(), trainer);
-//   return run.End(status);
+// be without a message, an action or an ended call of the file system for as long as a message of a
+// first step may take (CommTimeout). A rank alone is not watched.
 class MonitoredRun {
  public:
   // `world` and `files` outlive this. `on_stuck`, see heartbeat.h; empty: EndJob.

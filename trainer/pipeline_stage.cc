@@ -7,8 +7,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
-#include "parallel/plan/shard.h"
-#include "trainer/optim/groups.h"
 
 namespace deepnet {
 namespace {
@@ -85,7 +83,12 @@ PipelineStage::PipelineStage(Transformer& model, PipelineStageOptions options, G
       sums_(sums),
       boundaries_(model, options_.messages) {
   MakeChunks(model);
-  MapBuckets();
+  const std::vector<GradientBucket> buckets = MakeBuckets(model);
+  for (int b = 0; b < static_cast<int>(buckets.size()); ++b) {
+    int& place =
+        buckets[b].completes_in_forward ? output_bucket_ : bucket_of_layer_[buckets[b].first_layer];
+    place = b;
+  }
   hand_over_ = [this](int layer) {
     const auto found = bucket_of_layer_.find(layer);
     if (found == bucket_of_layer_.end()) return;
@@ -123,17 +126,6 @@ void PipelineStage::MakeChunks(const Transformer& model) {
     const GradientSpan range = model.parameters().GradientRange(before, end);
     chunk.gradient = model.parameters().gradient().narrow(0, range.begin, range.count);
     before = end;
-  }
-}
-
-void PipelineStage::MapBuckets() {
-  const std::vector<GradientBucket> buckets = MakeBuckets(model_);
-  for (int b = 0; b < static_cast<int>(buckets.size()); ++b) {
-    if (buckets[b].completes_in_forward) {
-      output_bucket_ = b;
-    } else {
-      bucket_of_layer_[buckets[b].first_layer] = b;
-    }
   }
 }
 
@@ -364,31 +356,27 @@ void PipelineStage::Release(Boundary boundary, int chunk, int microbatch) {
 }
 
 PipelineStage::ModelChunk& PipelineStage::Find(int chunk) {
-  for (ModelChunk& own : chunks_) {
-    if (own.number == chunk) return own;
-  }
-  DEEPNET_CHECK(false) << "chunk " << chunk << " is another rank's";
-  return chunks_.front();
+  const auto own = std::ranges::find(chunks_, chunk, &ModelChunk::number);
+  DEEPNET_CHECK(own != chunks_.end()) << "chunk " << chunk << " is another rank's";
+  return *own;
 }
 
 PipelineStage::Slot& PipelineStage::Claim(ModelChunk& chunk, int microbatch) {
-  for (Slot& slot : chunk.slots) {
-    if (slot.microbatch >= 0) continue;
-    slot.microbatch = microbatch;
-    chunk.layers->TakeLayers(pools_, model_.work(), slot.kept);
-    return slot;
+  const auto free = std::ranges::find(chunk.slots, -1, &Slot::microbatch);
+  if (free == chunk.slots.end()) {
+    return chunk.slots.emplace_back(
+        Slot{microbatch, chunk.layers->MakeKept(pools_, model_.work()), {}, {}});
   }
-  return chunk.slots.emplace_back(
-      Slot{microbatch, chunk.layers->MakeKept(pools_, model_.work()), {}, {}});
+  free->microbatch = microbatch;
+  chunk.layers->TakeLayers(pools_, model_.work(), free->kept);
+  return *free;
 }
 
 PipelineStage::Slot& PipelineStage::Find(ModelChunk& chunk, int microbatch) {
-  for (Slot& slot : chunk.slots) {
-    if (slot.microbatch == microbatch) return slot;
-  }
-  DEEPNET_CHECK(false) << "chunk " << chunk.number << ": microbatch " << microbatch
-                       << " has no forward pass";
-  return chunk.slots.front();
+  const auto slot = std::ranges::find(chunk.slots, microbatch, &Slot::microbatch);
+  DEEPNET_CHECK(slot != chunk.slots.end())
+      << "chunk " << chunk.number << ": microbatch " << microbatch << " has no forward pass";
+  return *slot;
 }
 
 void PipelineStage::Free(const ModelChunk& chunk, Slot& slot) {

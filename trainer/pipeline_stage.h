@@ -1,9 +1,6 @@
 // The chunks of a model that one rank holds, as a stage of the pipeline: the object that a schedule
 // drives. A single rank holds the whole model as one chunk.
 //
-// Activations and gradients at the boundaries of chunks lie in a BoundaryPool, apart from what a
-// chunk keeps for its backward pass.
-//
 // The last backward pass of a virtual replica hands buckets of layers to GradientSums as soon as it
 // is through with them, so that their exchange overlaps the layers before them. Deferred weight
 // gradients do the same.
@@ -34,8 +31,8 @@ namespace deepnet {
 // Returns the parts of a rank's gradient that are handed over to be summed, each as soon as it is
 // complete, in the order of the gradient. The output layer, to which the loss adds, is a bucket of
 // its own and complete with a virtual replica's last forward pass. The other layers of a chunk are
-// cut at the group ends of LayerGroupEnds; such a bucket is complete when its last backward pass
-// (or, if weight gradients are deferred, the last of those) is through with its first layer.
+// cut by LayerGroupEnds; a bucket is complete when the last pass that adds to it is through with
+// its first layer.
 std::vector<GradientBucket> MakeBuckets(const Transformer& model);
 
 // Sees all passes of a step, its sub-layers included, and changes nothing.
@@ -69,9 +66,8 @@ class PipelineStage : public Stage {
   PipelineStage& operator=(const PipelineStage&) = delete;
 
   // Clears the gradient and whatever a step left that ended with an error. `batch`, the rank's
-  // microbatches, must outlive the step; its num_target_tokens counts the step on all ranks.
-  // Gradients are those of the loss summed over the step's tokens times `loss_scale`; 0: of its
-  // mean.
+  // microbatches, outlives the step; its num_target_tokens counts the step on all ranks. Gradients
+  // are those of the loss summed over the step's tokens times `loss_scale`; 0: of its mean.
   void BeginStep(const StepBatch& batch, int64_t step, double loss_scale = 0.0);
   // From the next BeginStep on, `probe` is told of the sub-layers of the step's first microbatch;
   // null: nobody is.
@@ -91,9 +87,8 @@ class PipelineStage : public Stage {
   // After the schedule: GradientSums::Finish.
   absl::Status FinishStep() { return sums_.Finish(); }
 
-  // The loss of each of the rank's microbatches, summed over its target tokens: after its Forward
-  // of the output layer and a DeviceSession::ReadBack. Zeros before it, and on ranks without that
-  // layer.
+  // The loss of each of the rank's microbatches, summed over its target tokens, after a
+  // DeviceSession::ReadBack. Zeros before its Forward of the output layer and on ranks without it.
   const std::vector<LossSums>& losses() const { return losses_; }
 
  private:
@@ -129,7 +124,6 @@ class PipelineStage : public Stage {
   };
 
   void MakeChunks(const Transformer& model);
-  void MapBuckets();
   void Run(const Work& work);
   ModelChunk& Find(int chunk);
   Slot& Claim(ModelChunk& chunk, int microbatch);

@@ -14,10 +14,7 @@
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/plan_accessors.h"
-#include "parallel/plan/planner.h"
-#include "parallel/plan/shard.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -71,9 +70,9 @@ struct RankOptions {
   bool traced = false;            // kernels can be traced
 };
 
-// Builds this rank's part of a run. `run` and `plan` come from ResolveRun, `whole` describes the
-// model. Collective over `world`, which must outlive the result. Every rank passes the same
-// arguments except the node: gradients are summed inside nodes first where ReplicasPerNode allows.
+// Builds this rank's part of a run. `run` and `plan` come from ResolveRun. Collective over `world`,
+// which outlives the result. Every rank passes the same arguments except the node: gradients are
+// summed inside nodes first where ReplicasPerNode allows.
 absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
                                                              const Inventory& whole,
                                                              const Plan& plan, Communicator& world,

@@ -29,12 +29,11 @@ class RankSnapshot {
   RankSnapshot(const RankContext& context, bool copies);
 
   // Takes the memory of copies from a device, which is pinned; `threads` threads make its pages.
-  // Call it before the first step: it may wait for the device. Fails (kDoesNotFit) where it cannot
-  // be had.
+  // Call it before the first step: it may wait for the device. Fails with kDoesNotFit.
   absl::Status Pin(int threads);
 
-  // Touches the pages of other memory, which takes a second a GB or longer. May run in any thread
-  // beside whatever comes before the first Look; without it, the first Copy does the same.
+  // Touches the pages of other memory, a second a GB or longer, before the first Copy does. May run
+  // in any thread until the first Look.
   void TouchMemory();
 
   // Takes views of weights and moments as they are now. With copies, a device begins to copy what

@@ -41,15 +41,13 @@ struct ResolveOptions {
   RunLockOptions lock;
 };
 
-// Resolves `run` in this order: all ranks have the same program and RunSpec; the corpus opens and
-// is the same everywhere; rank 0 looks for an earlier run, whose choices (arithmetic, virtual
-// replicas) are adopted, or measures which arithmetic is fastest; a plan that fits is made; the run
-// is the one that the checkpoint belongs to; rank 0 locks the run folder and checks that nobody has
-// saved meanwhile; all ranks see one run folder. Only the last two steps write anything.
+// Resolves `run`: opens the corpus, adopts the choices of an earlier run (arithmetic, virtual
+// replicas) or measures which arithmetic is fastest, and makes a plan that fits. Last, rank 0 locks
+// the run folder; nothing is written before. What must be the same on all ranks is checked.
 //
-// Collective over `world`, one rank per process or thread. Every rank passes the same `run` and
-// gets the same answer but for `folder` and `lock`. Errors carry one of the exit codes kBadConfig,
-// kPreflight, kData, kCheckpoint, kDoesNotFit.
+// Collective over `world`, one rank per process or thread. Every rank gets the same answer but for
+// `folder` and `lock`. Errors carry one of the exit codes kBadConfig, kPreflight, kData,
+// kCheckpoint, kDoesNotFit.
 absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log);
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -142,11 +141,9 @@ absl::StatusOr<std::optional<Manifest>> SpikeGuard::LoadEarlier(int64_t step) {
   absl::StatusOr<std::optional<Manifest>> found = std::nullopt;
   if (leads) found = FindIntact(fs_, resolved_.folder, step, log_);
   RETURN_IF_ERROR(AgreeOnStatus(world, found.status()));
-  ASSIGN_OR_RETURN(const std::string whole,
-                   BroadcastText(world, *found ? ToBytes(**found) : "", 0));
-  if (whole.empty()) return std::nullopt;
-  Manifest manifest;
-  RETURN_IF_ERROR(ParseSent(whole, manifest));
+  Manifest manifest = found->value_or(Manifest());
+  RETURN_IF_ERROR(BroadcastMessage(world, manifest, 0));
+  if (manifest.format_version() == 0) return std::nullopt;  // none was found
   const std::string folder = JoinPath(resolved_.folder, CheckpointName(manifest.step()));
   RETURN_IF_ERROR(AgreeOnStatus(world, LoadRankState(fs_, folder, manifest, context_)));
   context_.model->Refresh();
@@ -154,8 +151,7 @@ absl::StatusOr<std::optional<Manifest>> SpikeGuard::LoadEarlier(int64_t step) {
   if (resolved_.lock != nullptr) deleted = resolved_.lock->Check();
   if (leads && deleted.ok()) deleted = DeleteNewerCheckpoints(fs_, resolved_.folder, manifest);
   RETURN_IF_ERROR(AgreeOnStatus(world, deleted));
-  ASSIGN_OR_RETURN(const std::string kept, BroadcastText(world, ToBytes(manifest), 0));
-  RETURN_IF_ERROR(ParseSent(kept, manifest));
+  RETURN_IF_ERROR(BroadcastMessage(world, manifest, 0));
   manifest.clear_files();
   return manifest;
 }

@@ -12,10 +12,8 @@
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpoint/format.h"
 #include "trainer/data/corpus_batch_source.h"
-#include "trainer/data/data_order.h"
 #include "trainer/instruments/audit.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/flops.h"
 #include "trainer/model_loader.h"
@@ -24,20 +22,6 @@
 
 namespace deepnet {
 namespace {
-
-// Overwrites the drawn weights with those of `init_from`; every rank reads what it holds.
-absl::Status UseInitialWeights(const ResolvedRun& resolved, const std::string& init_from,
-                               RankContext& context, FileSystem& fs, Logger& log) {
-  ASSIGN_OR_RETURN(
-      const InitialRows rows,
-      AgreeOn(*context.world,
-              InitializeFrom(fs, init_from, resolved.corpus->vocabulary(),
-                             resolved.run.model().architecture(), context.model->parameters())));
-  log.Info(absl::StrCat("weights of ", init_from, ": ", WithCommas(rows.taken),
-                        " rows of the vocabulary are known there, ", WithCommas(rows.drawn),
-                        " are new"));
-  return absl::OkStatus();
-}
 
 absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& resolved,
                                                          const SessionOptions& options,
@@ -55,14 +39,21 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& reso
     }
     log.Info(absl::StrCat("continuing at step ", WithCommas(resolved.state.step())));
   } else {
-    context->model->parameters().Initialize(resolved.run.seed());
+    Parameters& parameters = context->model->parameters();
+    parameters.Initialize(resolved.run.seed());
     const AuditReport audit =
-        AuditHeldWeights(resolved.run.model(), resolved.inventory, context->model->parameters());
+        AuditHeldWeights(resolved.run.model(), resolved.inventory, parameters);
     RETURN_IF_ERROR(AgreeOnStatus(world, AuditStatus(audit)));
-    if (!options.init_from.empty()) {
-      RETURN_IF_ERROR(UseInitialWeights(resolved, options.init_from, *context, fs, log));
+    if (!options.init_from.empty()) {  // every rank reads what it holds
+      ASSIGN_OR_RETURN(
+          const InitialRows rows,
+          AgreeOn(world, InitializeFrom(fs, options.init_from, resolved.corpus->vocabulary(),
+                                        resolved.run.model().architecture(), parameters)));
+      log.Info(absl::StrCat("weights of ", options.init_from, ": ", WithCommas(rows.taken),
+                            " rows of the vocabulary are known there, ", WithCommas(rows.drawn),
+                            " are new"));
     }
-    context->optimizer->BeginAverage(context->model->parameters());
+    context->optimizer->BeginAverage(parameters);
   }
   context->phases.End("weights");
   context->model->Refresh();
@@ -78,13 +69,6 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenFolder(const ResolvedRun& res
       MetricsWriter::Open(fs, JoinPath(resolved.folder, kMetricsFile), resolved.state.step());
   if (!metrics.ok()) return WithExitCode(metrics.status(), ExitCode::kCheckpoint);
   return metrics;
-}
-
-// Returns the GFLOP/s that all ranks together reach in matrix products; 0: not measured.
-absl::StatusOr<double> MeasureCeiling(const ComputeSpec& compute, Communicator& world) {
-  double ceiling = compute.device() == "cpu" ? MeasureProductCeiling(compute, 256, 0.5) : 0.0;
-  RETURN_IF_ERROR(world.AllReduceSum(std::span(&ceiling, 1)));
-  return ceiling;
 }
 
 // Returns the stated peak of all ranks' GPUs together, in operations a second; 0: of one of them it
@@ -145,7 +129,10 @@ absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
                          .message_limit = CommTimeout(resolved.run.parallel(), /*first_step=*/true),
                          .log = &log}));
   session.context->phases.End("instruments");
-  ASSIGN_OR_RETURN(const double ceiling, MeasureCeiling(resolved.run.compute(), world));
+  const ComputeSpec& compute = resolved.run.compute();
+  // GFLOP/s that all ranks together reach in matrix products; 0: not measured.
+  double ceiling = compute.device() == "cpu" ? MeasureProductCeiling(compute, 256, 0.5) : 0.0;
+  RETURN_IF_ERROR(world.AllReduceSum(std::span(&ceiling, 1)));
   ASSIGN_OR_RETURN(const double peak, StatedPeak(resolved.run, world));
   session.report = std::make_unique<StepReport>(resolved.run, ceiling, peak);
   LogRun(resolved, world.size(), ceiling, log);

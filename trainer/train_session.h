@@ -35,10 +35,9 @@ struct SessionOptions {
 };
 
 // Loads or draws the weights, checks that drawn ones agree with the theory
-// (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder (rank 0 writes
-// tokenizer and languages into it), measures the product ceiling of this host, and logs what the
-// run is. A resumed run ignores `init_from`. Collective over `world`. `resolved` and `world`
-// outlive the result.
+// (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder, measures the
+// product ceiling of this host, and logs what the run is. A resumed run ignores `init_from`.
+// Collective over `world`. `resolved` and `world` outlive the result.
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
                                               const SessionOptions& options, Communicator& world,
                                               FileSystem& fs, Logger& log);

@@ -40,9 +40,8 @@ struct StepOptions {
 };
 
 // Trains one step. `batch` has all microbatches of the step; a replica computes those that
-// MicrobatchesOf (parallel/plan/shard.h) gives it, and context.schedule is for as many. `step`
-// counts batches and keys dropout; `update` >= 1 counts updates, without skipped steps.
-// options.executor.trace, if there is one, outlives `context`.
+// MicrobatchesOf (parallel/plan/shard.h) gives it. `step` counts batches and keys dropout; `update`
+// >= 1 counts updates, without skipped steps. options.executor.trace outlives `context`.
 // Collective over context.world; every rank gets the same result.
 absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, int64_t update,
                                         RankContext& context, const StepOptions& options = {});

@@ -38,10 +38,9 @@ struct TrainOptions {
 // resumed from the newest good one; a different model, vocabulary or corpus is refused with both
 // values, and so is a folder that another process writes to.
 //
-// Checkpoints are written in the background (trainer/async_checkpointer.h). One that cannot be
-// written is counted and logged, and training goes on; only at the end of the run is it an error,
-// after a second try. Requests are honoured between steps, in a validation, and before the first
-// step.
+// A checkpoint that cannot be written is counted and logged, and training goes on; only at the end
+// of the run is it an error, after a second try. Requests are honoured between steps, in a
+// validation, and before the first step.
 //
 // Exit codes on the Status: kBadConfig, kPreflight, kData, kCheckpoint, kDoesNotFit, kDiverged,
 // kPeerLost, kReplicasDisagree, kSavedRunAgain. kHang also ends a job by `on_stuck`.

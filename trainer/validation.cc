@@ -27,21 +27,18 @@
 namespace deepnet {
 namespace {
 
-bool Translates(const ModelSpec& model) {
-  return IsEncoderDecoder(model) && CheckRowsAreIndependent(model).ok();
-}
-
 EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
-  EvaluateOptions options{.split = "dev",
-                          .sentences = run.train().validate_sentences(),
-                          .samples = run.train().sample_translations(),
-                          .translates = Translates(run.model()),
-                          .tags = run.data().tags(),
-                          .architecture = run.model().architecture(),
-                          .mlm_probability = run.data().mlm_probability(),
-                          .decode = run.decode(),
-                          // The model that trains has the rest of a GPU's memory.
-                          .limits = {.batch_tokens = BatchTokens(run.decode(), /*on_gpu=*/false)}};
+  EvaluateOptions options{
+      .split = "dev",
+      .sentences = run.train().validate_sentences(),
+      .samples = run.train().sample_translations(),
+      .translates = IsEncoderDecoder(run.model()) && CheckRowsAreIndependent(run.model()).ok(),
+      .tags = run.data().tags(),
+      .architecture = run.model().architecture(),
+      .mlm_probability = run.data().mlm_probability(),
+      .decode = run.decode(),
+      // The model that trains has the rest of a GPU's memory.
+      .limits = {.batch_tokens = BatchTokens(run.decode(), /*on_gpu=*/false)}};
   const MicrobatchSpec& capacity = run.data().microbatch();
   options.max_positions = std::min(run.model().max_positions(), capacity.max_target_tokens());
   if (IsEncoderDecoder(run.model())) {
@@ -73,14 +70,6 @@ std::string FiguresOf(const EvalRecord& record, bool translates) {
   return text;
 }
 
-void LogSamples(const EvalRecord& record, Logger& log) {
-  for (const SampleTranslation& sample : record.samples()) {
-    log.Info(absl::StrCat(
-        sample.direction(), ", line ", sample.line(), "\n  source:      ", sample.source(),
-        "\n  reference:   ", sample.reference(), "\n  translation: ", sample.translation()));
-  }
-}
-
 constexpr int kStopTag = 0;
 
 absl::Status Stopped() { return absl::CancelledError("the validation was stopped"); }
@@ -92,8 +81,6 @@ struct Limits {
   absl::Duration replicas = 4 * rows;   // of a driver, for the other drivers
   absl::Duration command = 5 * rows;    // for one of the driver
   absl::Duration everybody = 6 * rows;  // for all ranks to begin or to end
-
-  LinkLimits OfLink() const { return {.rows = rows, .command = command}; }
 };
 
 // The validation's own communicators. They do not disturb those of a step, and all have limits.
@@ -138,74 +125,64 @@ class PipelineStop {
  public:
   // Collective over `pipeline`, which nobody else uses and outlives this.
   static absl::StatusOr<std::unique_ptr<PipelineStop>> Make(Communicator& pipeline, int driver,
-                                                            IsStopping is_stopping);
+                                                            deepnet::IsStopping is_stopping) {
+    std::unique_ptr<PipelineStop> stop(new PipelineStop(pipeline, driver, std::move(is_stopping)));
+    for (int rank = 0; stop->drives_ && rank < pipeline.size(); ++rank) {
+      if (rank == driver) continue;
+      ASSIGN_OR_RETURN(stop->transfers_.emplace_back(),
+                       pipeline.Receive({&stop->bytes_[rank], 1, {}}, rank, kStopTag));
+    }
+    return stop;
+  }
 
   // On the driver: whether any rank is stopping, as far as known. On others: of this rank.
-  bool IsStopping();
+  bool IsStopping() {
+    // Asked every time: a pipeline of one stage scores whole sentences without a message, and the
+    // question is then the only sign that this rank makes progress.
+    stopping_ = is_stopping_() || stopping_;
+    for (size_t i = 0; i < transfers_.size() && drives_ && !stopping_; ++i) {
+      const size_t rank = i < static_cast<size_t>(driver_) ? i : i + 1;
+      stopping_ = transfers_[i]->Done() && bytes_[rank] == 1;
+    }
+    return stopping_;
+  }
 
   // Others than the driver, now and then: tells it, once.
-  absl::Status Tell();
+  absl::Status Tell() {
+    const bool told = drives_ || !transfers_.empty();
+    return told || !IsStopping() ? absl::OkStatus() : Send(1);
+  }
 
   // Collective, once, at the end.
-  absl::Status Finish();
+  absl::Status Finish() {
+    if (!drives_ && transfers_.empty()) RETURN_IF_ERROR(Send(0));
+    for (const auto& transfer : transfers_) RETURN_IF_ERROR(transfer->Wait());
+    return absl::OkStatus();
+  }
 
  private:
   PipelineStop(Communicator& pipeline, int driver, deepnet::IsStopping is_stopping)
-      : pipeline_(pipeline), driver_(driver), is_stopping_(std::move(is_stopping)) {}
+      : pipeline_(pipeline),
+        driver_(driver),
+        drives_(pipeline.rank() == driver),
+        is_stopping_(std::move(is_stopping)),
+        bytes_(static_cast<size_t>(pipeline.size())) {}
 
-  absl::Status Send(char byte);
+  absl::Status Send(char byte) {
+    char& mine = bytes_[static_cast<size_t>(pipeline_.rank())];
+    mine = byte;
+    ASSIGN_OR_RETURN(transfers_.emplace_back(), pipeline_.Send({&mine, 1, {}}, driver_, kStopTag));
+    return absl::OkStatus();
+  }
 
   Communicator& pipeline_;
   const int driver_;
+  const bool drives_;
   const deepnet::IsStopping is_stopping_;
   bool stopping_ = false;
   std::vector<char> bytes_;  // [rank]; 1: stopping
   std::vector<std::unique_ptr<Transfer>> transfers_;
 };
-
-absl::StatusOr<std::unique_ptr<PipelineStop>> PipelineStop::Make(Communicator& pipeline, int driver,
-                                                                 deepnet::IsStopping is_stopping) {
-  std::unique_ptr<PipelineStop> stop(new PipelineStop(pipeline, driver, std::move(is_stopping)));
-  stop->bytes_.resize(static_cast<size_t>(pipeline.size()));
-  if (pipeline.rank() != driver) return stop;
-  for (int rank = 0; rank < pipeline.size(); ++rank) {
-    if (rank == driver) continue;
-    ASSIGN_OR_RETURN(auto transfer, pipeline.Receive({&stop->bytes_[rank], 1, {}}, rank, kStopTag));
-    stop->transfers_.push_back(std::move(transfer));
-  }
-  return stop;
-}
-
-bool PipelineStop::IsStopping() {
-  // Asked every time: a pipeline of one stage scores whole sentences without a message, and the
-  // question is then the only sign that this rank makes progress.
-  stopping_ = is_stopping_() || stopping_;
-  if (stopping_ || pipeline_.rank() != driver_) return stopping_;
-  for (size_t i = 0; i < transfers_.size(); ++i) {
-    const size_t rank = i < static_cast<size_t>(driver_) ? i : i + 1;
-    stopping_ = stopping_ || (transfers_[i]->Done() && bytes_[rank] == 1);
-  }
-  return stopping_;
-}
-
-absl::Status PipelineStop::Send(char byte) {
-  char& mine = bytes_[static_cast<size_t>(pipeline_.rank())];
-  mine = byte;
-  ASSIGN_OR_RETURN(auto transfer, pipeline_.Send({&mine, 1, {}}, driver_, kStopTag));
-  transfers_.push_back(std::move(transfer));
-  return absl::OkStatus();
-}
-
-absl::Status PipelineStop::Tell() {
-  if (pipeline_.rank() == driver_ || !transfers_.empty() || !IsStopping()) return absl::OkStatus();
-  return Send(1);
-}
-
-absl::Status PipelineStop::Finish() {
-  if (pipeline_.rank() != driver_ && transfers_.empty()) RETURN_IF_ERROR(Send(0));
-  for (const auto& transfer : transfers_) RETURN_IF_ERROR(transfer->Wait());
-  return absl::OkStatus();
-}
 
 // Returns how the drivers of all replicas share an evaluation, over `groups.drivers`; that is null
 // on other ranks.
@@ -250,7 +227,7 @@ absl::StatusOr<EvalRecord> EvaluateOnAllRanks(const Corpus& corpus, RankContext&
   const Limits limits{.rows = context.groups.all.limit};
   Groups groups(context.world->rank());
   RETURN_IF_ERROR(MakeGroups(context, drives, limits, groups));
-  PipelineLink link(route, *groups.pipeline, limits.OfLink());
+  PipelineLink link(route, *groups.pipeline, {.rows = limits.rows, .command = limits.command});
   ASSIGN_OR_RETURN(const auto stop,
                    PipelineStop::Make(*groups.requests, route.driver, is_stopping));
   absl::Status told;
@@ -292,7 +269,11 @@ absl::StatusOr<EvalRecord> Validate(const RunSpec& run, const Corpus& corpus, Ra
                              ClockText(record.seconds())));
     const std::string too_long = TooLongText(record);
     if (context.world->rank() == 0 && !too_long.empty()) log.Warning(too_long);
-    LogSamples(record, log);
+    for (const SampleTranslation& sample : record.samples()) {
+      log.Info(absl::StrCat(
+          sample.direction(), ", line ", sample.line(), "\n  source:      ", sample.source(),
+          "\n  reference:   ", sample.reference(), "\n  translation: ", sample.translation()));
+    }
   }
   record.set_kind("validation");
   record.set_step(step);

@@ -20,14 +20,12 @@ using IsStopping = std::function<bool()>;
 // data.directions that the dev set has; no directions if it has none. Shows its progress and logs
 // one line.
 //
-// Collective over context.world, and every rank gets the same record. `context` is the result of
-// MakeRankContext for `run`, `whole` and `plan`, with current working copies (Refresh) and the step
-// that made them (Transformer::set_step).
+// Collective over context.world, and every rank gets the same record. `context` is that of `run`,
+// with current working copies (Refresh) and the step that made them (Transformer::set_step).
 //
-// Nobody waits for ever. In units of four times parallel.comm_timeout_seconds, a peer may take one
-// to compute rows; replicas wait four for each other's scores, a pipeline five for its driver, and
-// everybody six for all to begin or end. A rank that waited in vain prints an error with rank and
-// action and ends every rank (pipeline_link.h, heartbeat.h).
+// Nobody waits for ever, but a multiple of four times parallel.comm_timeout_seconds. A rank that
+// waited in vain prints an error with rank and action and ends every rank (pipeline_link.h,
+// heartbeat.h).
 //
 // Once `is_stopping` is true on any rank, every rank soon gets kCancelled instead of a record. A
 // rank that drives no pipeline looks at it between two directions only.

@@ -16,7 +16,7 @@ namespace deepnet {
 enum class Better { kGreater, kSmaller };
 
 // Records `value` of `metric` at state.step() if it beats the best so far or is the first; returns
-// whether it did. A tie keeps the earlier step. Not-a-number is never the best and any number beats
+// whether it did. A tie keeps the earlier step. Not-a-number is never the best; any number beats
 // it.
 bool UpdateBest(Manifest& state, const std::string& metric, double value, Better better);
 

@@ -54,7 +54,7 @@ TEST(CheckpointPolicy, MinutesCountFromTheLastSaveOn) {
   CheckpointPolicy policy(*fs, run.train(), state, *rank.context,
                           {.saver = {.folder = folder.path()},
                            .record = [&](const SaveRecord& it) { saved.push_back(it.step()); }});
-  ASSERT_TRUE(policy.Open().ok());
+  ASSERT_TRUE(policy.saver().Open().ok());
   for (int step = 1; step <= 8; ++step) {  // of 25 s each
     state.set_step(step);
     state.set_train_seconds(state.train_seconds() + 25);
