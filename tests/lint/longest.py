@@ -34,8 +34,8 @@ EXCEPTIONS = {
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 634,
 }
 TOTALS = {
-    "lines of the product": 71744,
-    "files of the product": 525,
+    "lines of the product": 68862,
+    "files of the product": 484,
     "functions of many parameters": 16,
     "functions over 60 lines": 0,
     "words of the documentation": 58500,

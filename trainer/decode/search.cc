@@ -24,7 +24,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
-#include "parallel/base/fields.h"
+#include "parallel/base/messages.h"
 #include "parallel/base/philox.h"
 
 namespace deepnet {
