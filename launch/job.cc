@@ -26,16 +26,17 @@
 namespace deepnet {
 namespace {
 
-// The number in an environment variable; 0 if there is none.
-int64_t NumberIn(const char* variable) {
+// Returns the number in an environment variable; 0 if there is none.
+template <typename Number>
+Number NumberIn(const char* variable) {
   const char* text = std::getenv(variable);
-  int64_t number = 0;
+  Number number = 0;
   return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 0;
 }
 
 absl::Status CheckSize(int ranks) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const int64_t said = NumberIn(variable);
+    const int said = NumberIn<int>(variable);
     if (said == 0 || said == ranks) continue;
     return PreflightError(variable, " is ", said, ", but MPI has ", ranks,
                           " ranks: the program is linked to another MPI than the one that "
@@ -89,10 +90,10 @@ std::string JobId() {
   return id != nullptr ? id : "";
 }
 
-int JobRestarts() { return static_cast<int>(NumberIn("SLURM_RESTART_COUNT")); }
+int JobRestarts() { return NumberIn<int>("SLURM_RESTART_COUNT"); }
 
 double JobDeadline() {
-  const int64_t end = NumberIn("SLURM_JOB_END_TIME");  // seconds since 1970
+  const int64_t end = NumberIn<int64_t>("SLURM_JOB_END_TIME");  // seconds since 1970
   if (end <= 0) return std::numeric_limits<double>::infinity();
   return SecondsNow() + static_cast<double>(end) -
          absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());

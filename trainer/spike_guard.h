@@ -47,10 +47,10 @@ class SpikeGuard {
   bool may_go_back() const { return spec_.action() == SpikeSpec::ROLL_BACK; }
 
   // Records the spike of the step that was just counted, also in the ledger of the run's state.
-  // Returns whether the run went back: weights, moments and state are then those of the newest
-  // intact checkpoint from before the steps that are left out, or else of the oldest, and all newer
-  // ones are deleted. A run without an intact checkpoint goes on. Fails (kDiverged) where it has
-  // gone back too often. Collective.
+  // Returns whether the run went back: weights, moments and state, but for what has really passed,
+  // are then those of the newest intact checkpoint from before the steps that are left out, or else
+  // of the oldest, and all newer ones are deleted. A run without an intact checkpoint goes on.
+  // Fails (kDiverged) where it has gone back too often. Collective.
   absl::StatusOr<bool> Answer();
 
  private:

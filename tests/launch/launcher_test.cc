@@ -1,5 +1,7 @@
 #include "launch/launcher.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -189,7 +192,8 @@ TEST(JobSecret, IsTheVariableOrElseAFileThatTheFirstJobMakes) {
 
 // Ranks of one host begin together.
 TEST(JobSecret, IsOneForAllThatAskForItFirst) {
-  const fs::path home = fs::path(::testing::TempDir()) / "home_of_many_who_ask";
+  const fs::path home =
+      fs::path(::testing::TempDir()) / absl::StrCat("home_of_many_who_ask_", getpid());
   for (int round = 0; round < 20; ++round) {
     fs::remove_all(home);
     std::array<std::string, 8> secrets;

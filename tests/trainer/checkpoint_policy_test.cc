@@ -94,7 +94,7 @@ TEST(CheckpointPolicy, ASaveIsExpectedToTakeAsLongAsTheLongestSoFar) {
     if (state.step() == 1 && path.ends_with(".pb")) absl::SleepFor(absl::Milliseconds(50));
   });
   CheckpointPolicy policy(*fs, run.train(), state, *rank.context, {.saver = {.folder = "run"}});
-  ASSERT_TRUE(policy.Open().ok());
+  ASSERT_TRUE(policy.saver().Open().ok());
   EXPECT_EQ(policy.ExpectedSeconds(),
             static_cast<double>(3 * 4 * rank.whole.NumElements()) / 100e6);
   for (const int step : {1, 2}) {
@@ -115,9 +115,9 @@ TEST(CheckpointPolicy, WeightsThatChangeBehindAwaitCopyAreSavedAsTheyWere) {
   testing::MemoryFileSystem fs;
   Manifest state;
   CheckpointPolicy policy(fs, run.train(), state, *rank.context, {.saver = {.folder = "run"}});
-  ASSERT_TRUE(policy.Open().ok());
+  ASSERT_TRUE(policy.saver().Open().ok());
   ASSERT_TRUE(policy.Save().ok());
-  policy.AwaitCopy();
+  policy.saver().AwaitCopy();
   weights.fill_(2);
   ASSERT_TRUE(policy.Finish().ok());
   const auto manifest = ReadManifest(fs, "run/step-00000000");
@@ -133,7 +133,7 @@ TEST(CheckpointPolicy, OldCheckpointsGoUnlessThereIsNoTime) {
   testing::MemoryFileSystem fs;
   Manifest state;
   CheckpointPolicy policy(fs, run.train(), state, *rank.context, {.saver = {.folder = "run"}});
-  ASSERT_TRUE(policy.Open().ok());
+  ASSERT_TRUE(policy.saver().Open().ok());
   const auto saved = [&](int step, bool tidy) {
     state.set_step(step);
     EXPECT_TRUE(policy.SaveAndWait(tidy).ok());
@@ -162,7 +162,7 @@ TEST(CheckpointPolicy, ASaveOfSeveralRanksIsOfTheBytesOfAllOfThem) {
                             {.saver = {.folder = "run"}, .record = [&](const SaveRecord& save) {
                                saves[world.rank()] = save;
                              }});
-    RETURN_IF_ERROR(policy.Open());
+    RETURN_IF_ERROR(policy.saver().Open());
     return policy.SaveAndWait(/*tidy=*/true);
   });
   ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
@@ -182,7 +182,7 @@ TEST(CheckpointPolicy, NothingIsSavedIntoAFolderThatAnotherJobHasTakenOver) {
   Manifest state;
   CheckpointPolicy policy(fs, run.train(), state, *rank.context,
                           {.saver = {.folder = "run", .lock = lock->get()}});
-  ASSERT_TRUE(policy.Open().ok());
+  ASSERT_TRUE(policy.saver().Open().ok());
   ASSERT_TRUE(fs.Delete("run/lock").ok());
   const absl::Status saved = policy.SaveAndWait(/*tidy=*/true);
   EXPECT_TRUE(absl::IsAborted(saved)) << saved;

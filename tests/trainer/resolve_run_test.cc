@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -167,12 +168,14 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCor
 
   // Rank 0 decides the arithmetic, but not how many threads others have.
   std::vector<int> threads(2);
+  std::atomic<int> changed = 0;
   const auto told = RunRanks(2, [&](Communicator& world) -> absl::Status {
     DamagingCommunicator communicator(world, [&](int rank, Buffer sent) {
       if (world.rank() == 0 || rank != 0 || !IsCompute(sent)) return;
       ComputeSpec compute;
       ASSERT_TRUE(compute.ParseFromArray(sent.data, static_cast<int>(sent.bytes)));
       compute.set_threads_per_rank(7);
+      ++changed;
       ASSERT_TRUE(compute.SerializeToArray(sent.data, static_cast<int>(sent.bytes)));
     });
     std::ostringstream text;
@@ -183,6 +186,7 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCor
     return absl::OkStatus();
   });
   EXPECT_TRUE(FirstError(told).ok()) << FirstError(told);
+  EXPECT_EQ(changed, 1);
   EXPECT_EQ(threads, std::vector<int>({1, 1}));
 
   // A copy of the corpus that has other pairs behind the same manifest.

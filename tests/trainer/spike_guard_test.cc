@@ -56,7 +56,7 @@ class SpikeGuardTest : public ::testing::Test {
     recorder_.emplace(std::move(files), run.train(), 0, log_);
     checkpoints_.emplace(fs_, run.train(), resolved_.state, *context_,
                          CheckpointPolicyOptions{.saver = {.folder = "run"}});
-    ASSERT_TRUE(checkpoints_->Open().ok());
+    ASSERT_TRUE(checkpoints_->saver().Open().ok());
     guard_.emplace(fs_, resolved_, *context_, *checkpoints_, *recorder_, log_);
   }
 

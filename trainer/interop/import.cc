@@ -184,7 +184,7 @@ absl::StatusOr<ImportReport> ImportFolder(FileSystem& fs, const std::string& fol
                                   "writing the tokenizer"));
   SpreadWriter writer(fs, output_run, {.num_files = 1, .num_elements = inventory.NumElements()},
                       manifest);
-  RETURN_IF_ERROR(writer.Begin());
+  RETURN_IF_ERROR(CheckpointError(writer.Begin(), "importing"));
   RETURN_IF_ERROR(CheckpointError(CopyTensors(inventory, sources, options, writer), "importing"));
   ASSIGN_OR_RETURN(const Manifest files, writer.Finish());
   ASSIGN_OR_RETURN(std::string written, writer.Commit(files));

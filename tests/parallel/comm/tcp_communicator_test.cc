@@ -610,7 +610,7 @@ void GiveUpAPiece() {
              ASSIGN_OR_RETURN(const auto kept, comm.Receive(short_one, 1, 9));
              {
                const auto dropped = comm.Receive(long_one, 1, 7);
-               const volatile char& early = longer[(3 << 19) - (16 << 10)];
+               const std::atomic_ref early(longer[(3 << 19) - (16 << 10)]);
                while (early == 0) absl::SleepFor(absl::Milliseconds(1));
                Must(dropped.ok(), 101);
              }
@@ -707,6 +707,7 @@ TEST(TcpJob, RankZeroStaysUntilAllHaveHeardOfAnError) {
     EXPECT_FALSE(job.ok());
   };
   std::thread other([&] { join(1); });
+  while (*store->Add("came", 0) == 0) absl::SleepFor(absl::Milliseconds(1));
   join(0);
   EXPECT_EQ(*store->Add("heard", 0), 2);
   other.join();

@@ -195,7 +195,7 @@ class EncodedBlocks {
     RETURN_IF_ERROR(EncodeRest());
     EncodedCorpus corpus;
     ASSIGN_OR_RETURN(corpus.shards, WriteShards());
-    corpus.parts = PartsText();
+    if (context_.IsFirst()) corpus.parts = PartsText();
     return corpus;
   }
 

@@ -45,12 +45,12 @@ class CorpusFolder {
 // Returns the spec without the fields that do not change the result.
 PrepareSpec CanonicalSpec(PrepareSpec spec);
 
-// scan.cc, the first reading of the training text. Fills context.scans: ranks scan the language
+// scan.cc is the first reading of the training text. Fills context.scans: ranks scan the language
 // pairs that are dealt to them, or find them scanned. Each has its blocks, a file of duplicate bits
 // and, where a tokenizer is to be learned, a log of the sample. Collective.
 absl::Status ScanTexts(PrepareContext& context);
 
-// tokenizer.cc: learned from what the scans sampled, given, or that of the corpus that is extended.
+// tokenizer.cc takes what is given, or of the corpus that is extended, or learns from the sample.
 bool LearnsTokenizer(const PrepareContext& context);
 
 // Returns the path of the rules by which the tokenizer that is, or once was, learned rewrites text;
@@ -63,7 +63,7 @@ SentenceSampleSpec SampleSpecOf(const PrepareSpec& spec);
 // Returns the bytes of the model on every rank; rank 0 has made or read it. Collective.
 absl::StatusOr<std::string> MakeTokenizer(PrepareContext& context);
 
-// blocks.cc, the second reading of the training text.
+// blocks.cc is the second reading of the training text, which returns this.
 struct EncodedCorpus {
   std::vector<PreparedPart> shards;  // file and counts of each language pair of context.trained
   std::string parts;                 // the list of blocks that goes with the corpus
