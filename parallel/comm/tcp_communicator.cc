@@ -387,11 +387,10 @@ class TcpWorld : public MessageBackend {
     }
     if (frame.header.kind == kGoodbye) left_.NotifyAll();
     const MessagePtr message = std::move(frame.message);
-    const char* const end = frame.data + frame.header.bytes;
+    const bool ends = message != nullptr &&
+                      frame.data + frame.header.bytes == message->data() + message->buffer.bytes;
     connection.frames.pop_front();
-    if (message != nullptr && end == message->data() + message->buffer.bytes) {
-      Finish(connection, message);
-    }
+    if (ends) Finish(connection, message);
     return true;
   }
 

@@ -19,8 +19,8 @@ struct BleuTokenizer {
 
 inline constexpr char kSentencePieces[] = "spm";  // the name of the next one
 
-// SentencePiece's pieces: spBLEU. Error: kData naming the file when it is
-// not a SentencePiece model, kBadConfig when it is no file.
+// SentencePiece's pieces: spBLEU. Error: kData naming the file when it is not a SentencePiece
+// model, kBadConfig when it is no file.
 absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& model_file);
 
 // Returns one of sacreBLEU's by name. Fails with InvalidArgument naming what there is.

@@ -142,7 +142,8 @@ class FiniteProbe : public StageProbe {
     const auto found = std::ranges::find_if(whole_.layers, [&](const Layer& layer) {
       return layer.stack >= 0 && layer.index == place.layer && StackOf(layer) == place.stack;
     });
-    DEEPNET_CHECK(found != whole_.layers.end()) << place.layer << " of stack " << place.stack;
+    DEEPNET_CHECK(found != whole_.layers.end())
+        << "no layer " << place.layer << " in stack " << place.stack;
     return *found;
   }
 

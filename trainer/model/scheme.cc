@@ -113,10 +113,13 @@ DepthScaling MakeDepthScaling(const ModelSpec& model) {
   if (model.residual() != DEEPNORM) return {};
   const DepthScaling formula = ScalingByFormula(model);
   const DeepNormSpec& chosen = model.deepnorm();
-  return {OrDefault(chosen.encoder_alpha(), formula.encoder_alpha),
-          OrDefault(chosen.encoder_beta(), formula.encoder_beta),
-          OrDefault(chosen.decoder_alpha(), formula.decoder_alpha),
-          OrDefault(chosen.decoder_beta(), formula.decoder_beta)};
+  const auto of = [&model](int stack, double set, double by_formula) {
+    return LayersOf(model, stack) > 0 ? OrDefault(set, by_formula) : 1.0;
+  };
+  return {of(0, chosen.encoder_alpha(), formula.encoder_alpha),
+          of(0, chosen.encoder_beta(), formula.encoder_beta),
+          of(1, chosen.decoder_alpha(), formula.decoder_alpha),
+          of(1, chosen.decoder_beta(), formula.decoder_beta)};
 }
 
 SublayerScheme MakeSublayerScheme(const ModelSpec& model, const SublayerPlace& place) {

@@ -98,6 +98,7 @@ TEST(DepthScaling, AStackAloneHasTheSettingsOfOthers) {
   model.mutable_deepnorm()->set_adam(true);
   EXPECT_EQ(MakeDepthScaling(model), (DepthScaling{.decoder_alpha = 10, .decoder_beta = 0.1}));
   model.mutable_deepnorm()->set_decoder_alpha(3);
+  model.mutable_deepnorm()->set_encoder_alpha(2);  // of no stack
   EXPECT_EQ(MakeDepthScaling(model), (DepthScaling{.decoder_alpha = 3, .decoder_beta = 0.1}));
 }
 

@@ -1,5 +1,5 @@
 // The families of trainer/kernels/native on a GPU: functions of the same names on device memory,
-// each in the .cu file of its family. Matrices may be of any element.
+// each in the .cu file of its family. Matrices may be of any element but where float32 is checked.
 //
 // What the host cannot see (ids, positions, offsets, targets) is not checked here, so that no call
 // waits: that is for whoever makes the batch. Orders of additions are fixed. Functions take one
