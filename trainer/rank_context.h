@@ -1,5 +1,5 @@
 // Turns (RunSpec, Plan, rank) into what one rank holds: its chunks of the model, its schedule, its
-// process groups. This is the one place where the model and parallelism meet.
+// process groups.
 #pragma once
 
 #include <memory>

@@ -23,7 +23,7 @@
 namespace deepnet {
 
 struct ResolvedRun {
-  RunSpec run;         // with every open field decided; the same on all ranks
+  RunSpec run;         // with what `plan` does not say decided
   std::string folder;  // run.folder() as this process reaches it
   std::unique_ptr<Corpus> corpus;
   Inventory inventory;                     // of the whole model
@@ -46,8 +46,8 @@ struct ResolveOptions {
 // the run folder; nothing is written before. What must be the same on all ranks is checked.
 //
 // Collective over `world`, one rank per process or thread. Every rank gets the same answer but for
-// `folder` and `lock`. Errors carry one of the exit codes kBadConfig, kPreflight, kData,
-// kCheckpoint, kDoesNotFit.
+// folders, `lock`, `phases`, earlier->notes and compute.threads_per_rank. Errors carry one of the
+// exit codes kBadConfig, kPreflight, kData, kCheckpoint, kDoesNotFit.
 absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log);
 

@@ -35,7 +35,7 @@ struct StepOptions {
   // Returns whether the update of a step with this loss and gradient norm is to be made: the same
   // on every rank.
   std::function<bool(double loss, double gradient_norm)> wanted = {};
-  // Called after that, when weights and moments are about to change.
+  // Called after that, before weights and moments change, also where they then do not.
   std::function<void()> before_update = {};
 };
 

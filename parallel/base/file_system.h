@@ -47,7 +47,7 @@ class AppendFile {
   virtual absl::Status Close() = 0;
 };
 
-// What stands under a name itself; a link is one whatever it leads to.
+// The kinds of what stands under a name; a link is one whatever it leads to.
 enum class FileType { kNone, kFile, kFolder, kLink, kOther };
 
 class FileSystem {

@@ -1,5 +1,5 @@
 // Traces of what the ranks of a job did and when: recorded by the executor and what is around it,
-// drawn by a browser (chrome://tracing, ui.perfetto.dev), summed up in three figures.
+// drawn by a browser (chrome://tracing, ui.perfetto.dev), summed up in a few figures.
 #pragma once
 
 #include <cstdint>

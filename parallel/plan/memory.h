@@ -28,7 +28,7 @@ struct MemoryRules {
   bool average = false;       // of the weights is kept (optim.ema_decay)
   bool instruments = false;   // and another of the weights it updates (docs/design/instruments.md)
 
-  // The type of operands, as BoundaryTensor names it.
+  // The type of operands, as BoundaryTensor names it: "bfloat16" stands for both of 16 bits.
   std::string_view OperandType() const { return operand_bytes == 2 ? "bfloat16" : "float32"; }
 };
 

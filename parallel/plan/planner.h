@@ -22,10 +22,10 @@ namespace deepnet {
 // left open is decided: degrees, schedule, chunks, and for each rank the cheapest recomputation
 // with which it fits.
 //
-// Read: data.global_microbatches, microbatch; optim.virtual_replicas; compute.device, dtype,
-// matmul; instruments.every_steps; all of cluster and parallel. cluster.device_memory_gib 0 means
-// unlimited; without nodes and devices_per_node the job has exactly the ranks that `parallel` asks
-// for (1 if nothing). parallel.schedule is a name or a schedule's text, which is then checked.
+// Read: data.global_microbatches, microbatch; optim.virtual_replicas, ema_decay; compute.device,
+// dtype, matmul, isa, cuda_graphs; instruments.every_steps; all of cluster and parallel.
+// cluster.device_memory_gib 0 means unlimited; without nodes and devices_per_node the job has
+// the ranks that `parallel` asks for (1 if nothing). parallel.schedule is a name or a text.
 //
 // Fails with InvalidArgument (ExitCode::kBadConfig) naming the field, or ResourceExhausted
 // (ExitCode::kDoesNotFit) naming the rank, what it needs, what it has, and the nearest config that

@@ -1,4 +1,4 @@
-// How long a schedule takes, given what each chunk costs.
+// Computes how long a schedule takes, given what each chunk costs.
 //
 // Ranks take their actions in order, each as soon as the rank is free and its inputs are there. A
 // message starts when its action ends and costs the rank no time. Each ordered pair of ranks is one

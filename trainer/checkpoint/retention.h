@@ -1,4 +1,4 @@
-// Which checkpoints of a run are kept, in training and by `deepnet checkpoint prune`.
+// Says which checkpoints of a run are kept, in training and by `deepnet checkpoint prune`.
 #pragma once
 
 #include <atomic>

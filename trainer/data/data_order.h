@@ -22,9 +22,9 @@
 
 namespace deepnet {
 
-// Fills in every default of `spec`, with source_tokens such that both sides fill evenly by the
+// Fills in every default of `spec`, with max_source_tokens such that both sides fill evenly by the
 // statistics of `index`; for a model of one stack it stays 0. Fails naming the field that is
-// impossible: a capacity below max_tokens + 2, an unknown direction, temperatures not ascending.
+// impossible: a capacity below max_sentence_tokens + 2, an unknown direction, falling temperatures.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
                              Architecture architecture = ENCODER_DECODER);
 

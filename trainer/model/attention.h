@@ -39,8 +39,8 @@ class AttentionLayer {
   void Forward(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void Backward(const PassContext& pass, const Upstream& upstream, const at::Tensor& dstream_RD,
                 Saved& saved) const;
-  // Cross-attention: keys and values of all rows of the encoder's output into kv_R2D (operand): for
-  // decoding, once for each batch of sentences.
+  // Cross-attention: writes keys and values of all rows of the encoder's output to kv_R2D
+  // (operand); Forward does it for a microbatch, decoding once for a batch of sentences.
   void FillCache(const PassContext& pass, const at::Tensor& kv_R2D) const;
   // Decoding: one new row for each hypothesis.
   void Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,

@@ -5,8 +5,8 @@
 // fill a pipeline's idle time with them. Each weight gets the same sums in the same order either
 // way, as long as the microbatches of a chunk run in ascending order, so the bits are equal.
 //
-// Matrices and biases of the linear layers are deferred. Gains and biases of normalisations,
-// embeddings and the output layer are not: the pass itself makes their sums.
+// Matrices and biases of linear layers are deferred, but not a bias before a ReLU on a GPU, nor
+// norms, schemes, embeddings and the output layer: the pass itself makes their sums.
 //
 // A chunk uses one object per microbatch between its two actions. Gradients and inputs are copied,
 // so after the first one everything else that the microbatch kept is free.

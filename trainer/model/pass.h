@@ -45,7 +45,7 @@ at::Tensor MakeMask(const Ops& ops, int64_t rows, int64_t features);
 // The first `rows` rows of x.
 inline at::Tensor FirstRows(int64_t rows, const at::Tensor& x) { return x.narrow(0, 0, rows); }
 
-// Buffers of one sub-layer at a time, but for the two last; one set for each stage and stack.
+// Buffers of a sub-layer at a time, but for layer_input_RD and second_RD; a set a stage and stack.
 struct Workspace {
   // `recompute`: the highest level of the layers that use it.
   Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);

@@ -1,6 +1,6 @@
 // A residual scheme as a value: what each sub-layer does to its stack's stream, and how large its
-// matrices start. Everything that differs between the values of `Residual` is here; parameters,
-// memory and arithmetic follow from it (trainer/model/describe.h, residual.h).
+// matrices start. What differs between the values of `Residual` is here, but for DLCL's
+// LayerHistory; parameters, memory and arithmetic follow from it (describe.h, residual.h).
 //
 // A sub-layer is a branch f, whose last matrix is W, between parts that a scheme may have or not:
 //

@@ -1,8 +1,8 @@
 // Parts that all sub-layers use: linear layers and caches.
 //
 // A sub-layer owns no tensors of a microbatch. Its Saved holds the state that forward keeps for
-// backward; a Workspace, which all layers of a stage share, holds everything else. MakeSaved takes
-// the Workspace whose buffers replace the outputs of products that are not kept
+// backward; a Workspace, which all layers of a stage and stack share, holds the rest. MakeSaved
+// takes the Workspace whose buffers replace the outputs of products that are not kept
 // (trainer/model/describe.h); null: everything is kept.
 //
 // Every Backward is its Forward read upwards: gradient of the branch from the residual connection,

@@ -25,9 +25,9 @@ struct Activations {
 
 class Transformer {
  public:
-  // The whole model. `capacity` is resolved (no zero fields, except source_tokens of a model of one
-  // stack). `trainable`: with gradients, moments and the weights' form for backward passes. `ops`
-  // must outlive the model.
+  // The whole model. `capacity` is resolved (no zero fields, except max_source_tokens of a model of
+  // one stack). `trainable`: with gradients, moments and the weights' form for backward passes.
+  // `ops` must outlive the model.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable);
   // The part of a rank: `chunks`, not empty, in chain order, disjoint.
   Transformer(const ModelSpec& spec, const MicrobatchSpec& capacity, Ops& ops, bool trainable,

@@ -1,5 +1,5 @@
-// When a run saves and validates: every so many steps, target tokens, epochs or minutes, whichever
-// comes first.
+// Says when a run saves and validates: every so many steps, target tokens, epochs or minutes,
+// whichever comes first.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which elements kernels take.
+// Checks that kernels take the elements of their arguments.
 #pragma once
 
 #include "parallel/base/check.h"

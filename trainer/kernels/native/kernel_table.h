@@ -98,7 +98,7 @@ struct GemmTable {
   void (*pack_transposed)(const PackArgs& args, int64_t panel);
 };
 
-// `keep_scale` is 1 / (1 - rate), or 0 if nothing is dropped and there is no mask.
+// All kernels but products. `keep_scale` is 1 / (1 - rate), or 0 if nothing is dropped (no mask).
 struct ElementwiseTable {
   // dropout.h. Mask bytes first_block..first_block+num_blocks of `rows` rows; `stride` bytes apart.
   void (*keep_bits)(const DropoutStream& stream, const uint32_t* pair, const uint32_t* position,
