@@ -188,7 +188,6 @@ class Machine {
   static void Arrived(transfer_t from);
   void SwitchTo(Fiber& to);
   [[gnu::noinline]] Fiber& TakeFiber();
-  void* TakeSanitizerFiber();
   void MakeFiber(Fiber& fiber);
   void Resume(Thread& next);
   void SetCurrent(Thread& next) {
@@ -626,22 +625,15 @@ void Machine::RunBlock(uint64_t number, size_t shared_bytes) {
     // The stack mapped anew: the sanitizer forgets which fiber used it.
     MapOrDie(t.fiber->stack_low, kStackBytes);
     MakeFiber(*t.fiber);
-    t.fiber->sanitizer_fiber = TakeSanitizerFiber();
+    if (next_sanitizer_fiber_ == kSanitizerFibers) next_sanitizer_fiber_ = 0;
+    if (next_sanitizer_fiber_ == sanitizer_fibers_.size()) {
+      sanitizer_fibers_.push_back(__tsan_create_fiber(0));
+    }
+    t.fiber->sanitizer_fiber = sanitizer_fibers_[next_sanitizer_fiber_++];
   }
 #endif
   Release(&start_sync_);
   Resume(*PickNext());
-}
-
-// A kernel's first is the first again: its end orders it before the next kernel.
-void* Machine::TakeSanitizerFiber() {
-  if (next_sanitizer_fiber_ == kSanitizerFibers) next_sanitizer_fiber_ = 0;
-#if defined(EMULATED_GPU_TSAN)
-  if (next_sanitizer_fiber_ == sanitizer_fibers_.size()) {
-    sanitizer_fibers_.push_back(__tsan_create_fiber(0));
-  }
-#endif
-  return sanitizer_fibers_[next_sanitizer_fiber_++];
 }
 
 void Machine::ReadOrder() {
@@ -676,7 +668,7 @@ void Machine::Run(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
 #if defined(EMULATED_GPU_TSAN)
   caller_.sanitizer_fiber = __tsan_get_current_fiber();
 #endif
-  next_sanitizer_fiber_ = 0;
+  next_sanitizer_fiber_ = 0;  // the end of the kernel before orders it before this one
   const uint64_t count = uint64_t{grid.x} * grid.y * grid.z;
   for (uint64_t turn = 0; turn < count; ++turn) RunBlock(BlockAt(turn, count), shared_bytes);
   Acquire(&end_sync_);  // only here, as only the end of a kernel orders its blocks
