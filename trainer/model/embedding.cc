@@ -26,9 +26,7 @@ at::Tensor SinusoidalPositions(int64_t count, int64_t width) {
 
 Embedding::Embedding(const BuildContext& build, LayerKind use)
     : stack_(StackOfKind(build.spec, use)),
-      scale_(build.spec.unscaled_embedding()
-                 ? 1.0
-                 : std::sqrt(static_cast<double>(build.spec.d_model()))),
+      scale_(build.spec.unscaled_embedding() ? 1.0 : std::sqrt(build.spec.d_model())),
       dropout_(build.spec.dropout()),
       width_(build.spec.d_model()) {
   const auto& [spec, capacity, ops, parameters] = build;
@@ -37,8 +35,10 @@ Embedding::Embedding(const BuildContext& build, LayerKind use)
   if (spec.positions() == LEARNED) {
     positions_PD_ = parameters.Trained(StackName(stack_) + "embed_positions.weight");
   } else {
-    positions_PD_.value =
-        SinusoidalPositions(spec.max_positions(), spec.d_model()).to(ops.ResidualOptions());
+    const at::TensorOptions options = ops.ResidualOptions();  // the host converts
+    positions_PD_.value = SinusoidalPositions(spec.max_positions(), spec.d_model())
+                              .to(options.dtype().toScalarType())
+                              .to(options.device());
   }
 }
 
