@@ -91,8 +91,8 @@ class ValidationTest : public ::testing::Test {
     return run;
   }
 
-  // What each rank of `layout` gets; `break_rank` has weights that are not numbers, and `stuck`
-  // never comes back from one of its calls; `stop_rank` is asked to stop.
+  // Returns what each rank of `layout` gets; `break_rank` has weights that are not numbers, and
+  // `stuck` never comes back from one of its calls; `stop_rank` is asked to stop.
   std::vector<absl::StatusOr<EvalRecord>> ValidateOnRanks(RunSpec run, const Layout& layout,
                                                           int break_rank = -1,
                                                           Stuck* stuck = nullptr,

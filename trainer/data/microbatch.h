@@ -9,7 +9,7 @@
 //   source.offsets 0 4 4 4                             target.offsets 0 2 2 2
 //   labels         c </s> -1 -1 -1 -1
 //
-// What the sequences are: trainer/data/encoded_pair.h. A model of one stack reads `target` alone.
+// encoded_pair.h says what the sequences are. A model of one stack reads `target` alone.
 #pragma once
 
 #include <cstdint>

@@ -175,7 +175,7 @@ class EvaluateTest : public ::testing::Test {
     return *corpus_.Sentences(split, direction.substr(0, 2), direction.substr(3));
   }
 
-  // What EchoScorer makes of the sentences: characters that the vocabulary lacks are lost.
+  // Returns what EchoScorer makes of the sentences: characters that the vocabulary lacks are lost.
   std::vector<std::string> Echo(const std::vector<std::string>& sentences) const {
     std::vector<std::string> echoes;
     for (const std::string& text : sentences) {

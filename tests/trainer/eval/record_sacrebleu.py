@@ -25,7 +25,7 @@ LANGUAGES = ["ar", "de", "el", "hi", "ja", "ko", "ru", "th", "tr", "zh_CN"]
 LINES_EACH = 50
 TOKENIZERS = ["13a", "zh", "char", "none", "spm"]
 UNSPACED = {"ja", "th", "zh_CN"}
-# What the tokenizers treat specially: digits beside marks, entities, every kind of white space,
+# The tokenizers treat these specially: digits beside marks, entities, every kind of white space,
 # both ends of zh's ranges, code points outside the basic plane.
 EDGES = [
     "1,234.56", "3.14.", "1-2", "a-1", "x.5", "5.x", "...", ".,.,", "U.S.A.", "$5%", "it's",

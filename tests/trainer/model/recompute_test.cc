@@ -156,7 +156,7 @@ TEST(PlannedKeptBytes, AreThoseOfTheLayersToTheByte) {
     if (KeepsHistory(spec)) {  // z_0; z and the state of its norm for each layer
       kept += 4 * row + kLayers * 4 * (row + norm);
     }
-    // What stands behind the stack: a norm, or numbers that want the stream itself.
+    // A norm stands behind the stack, or numbers that want the stream itself.
     if (EndOf(spec) == StackEnd::kNorm || EndOf(spec) == StackEnd::kSecondNorm) {
       kept += 4 * norm;
     }

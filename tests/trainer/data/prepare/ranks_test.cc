@@ -411,8 +411,8 @@ TEST(PreparedParts, AnotherThresholdIsAnotherScan) {
   ExpectSameFiles(folder, "fresh", "out");
 }
 
-// What else a scan depends on, each with the same training text: with the scan of before, blocks of
-// before would be found too.
+// Each setting changes with the same training text: with the scan of before, blocks of before would
+// be found too.
 TEST(PreparedParts, AScanOfOtherSettingsIsMadeAgain) {
   const TempFolder folder;
   const TextPairs pairs = UdhrPairs()["de"];
