@@ -11,7 +11,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/unknown_field_set.h>
+#include <google/protobuf/wire_format_lite.h>
 
 #include "trainer/data/content_hash.h"
 
@@ -20,6 +22,9 @@ namespace {
 
 // Memory of one kept sentence beside its characters.
 constexpr int64_t kItemBytes = 48;
+
+// A piece with its score and type has at most so many: the library's trie recurses once for each.
+constexpr uint32_t kMaxPieceBytes = 16384;
 
 class LoadedPieces : public SentencePieces {
  public:
@@ -94,6 +99,25 @@ std::string FieldOf(const std::string& message, int number) {
     if (field.number() == number) return field.length_delimited();
   }
   return "";
+}
+
+// Returns true if `model`, a ModelProto, has a piece of more than kMaxPieceBytes.
+bool HasLongPiece(std::string_view model) {
+  using google::protobuf::internal::WireFormatLite;
+  constexpr uint32_t kPieces =
+      WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(model.data()),
+                                                static_cast<int>(model.size()));
+  uint32_t tag = 0, bytes = 0;
+  while ((tag = stream.ReadTag()) != 0) {
+    if (tag != kPieces) {
+      if (!WireFormatLite::SkipField(&stream, tag)) return false;
+    } else if (!stream.ReadVarint32(&bytes) || bytes > kMaxPieceBytes ||
+               !stream.Skip(static_cast<int>(bytes))) {
+      return bytes > kMaxPieceBytes;
+    }
+  }
+  return false;
 }
 
 // Removes the rule of `character` from `rules`, SentencePiece's compiled ones: the size of a double
@@ -229,6 +253,10 @@ std::vector<std::string> SentenceSample::Take() {
 // The library throws at some models, for instance one with an empty piece.
 std::unique_ptr<SentencePieces> SentencePieces::Load(std::string_view model_bytes,
                                                      std::string* error) {
+  if (HasLongPiece(model_bytes)) {
+    *error = "a piece has more than " + std::to_string(kMaxPieceBytes) + " bytes";
+    return nullptr;
+  }
   auto pieces = std::make_unique<LoadedPieces>();
   try {
     const auto status = pieces->processor().LoadFromSerializedProto(model_bytes);

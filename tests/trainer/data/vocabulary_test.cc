@@ -158,6 +158,12 @@ TEST(Vocabulary, RefusesAModelThatHoldsATagAndBytesThatAreNoModel) {
   const std::string empty_piece = message(HandMadeModel({{"<unk>", 2}, {"", 1}}));
   EXPECT_THAT(empty_piece, StartsWith("no SentencePiece model: "));
   EXPECT_THAT(empty_piece, HasSubstr("empty"));
+  const auto long_piece = [](size_t bytes) {
+    return HandMadeModel({{"<unk>", 2}, {"a", 1}, {std::string(bytes, 'b'), 5}});
+  };
+  EXPECT_EQ(message(long_piece(1 << 20)),
+            "no SentencePiece model: a piece has more than 16384 bytes");
+  EXPECT_TRUE(Vocabulary::FromBytes(long_piece(16000), {"en"}).ok());
   const auto absent = Vocabulary::Open("/nowhere/spm.model", {"en"});
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr("/nowhere/spm.model"));
 }
