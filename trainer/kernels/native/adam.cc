@@ -39,22 +39,18 @@ AdamConstants MakeAdamConstants(const AdamRule& rule) {
 }
 
 void AdamStep(Cpu& cpu, const AdamArgs& args, int64_t n) {
-  const AdamConstants constants = MakeAdamConstants(args.rule);
-  ForBlocks(cpu.pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.adam(constants, args, begin, end);
-  });
+  RunBlocks(cpu, n, kElementsPerBlock, cpu.kernels.adam, MakeAdamConstants(args.rule), args);
 }
 
 void SumSquares(Cpu& cpu, const float* x, int64_t n, std::span<double> sums) {
   const int64_t num_blocks = (n + kSumSquaresBlock - 1) / kSumSquaresBlock;
   DEEPNET_CHECK_EQ(static_cast<int64_t>(sums.size()), num_blocks);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
   ForBlocks(cpu.pool, num_blocks, kElementsPerBlock / kSumSquaresBlock,
             [&](int64_t begin, int64_t end, int) {
               for (int64_t block = begin; block < end; ++block) {
-                sums[block] =
-                    kernels.sum_squares(x + block * kSumSquaresBlock,
-                                        std::min(kSumSquaresBlock, n - block * kSumSquaresBlock));
+                sums[block] = cpu.kernels.sum_squares(
+                    x + block * kSumSquaresBlock,
+                    std::min(kSumSquaresBlock, n - block * kSumSquaresBlock));
               }
             });
 }

@@ -38,8 +38,7 @@ void ZeroRowsOfNoSentence(const Matrix& m, const PackedRows& side) {
 
 // Returns the scratch that a head of the longest sentence wants, after checking what kernels rely
 // on.
-int64_t CheckedScratch(const AttentionArgs& args, const DropoutStream& stream,
-                       const ElementwiseTable& kernels) {
+int64_t CheckedScratch(const Cpu& cpu, const AttentionArgs& args, const DropoutStream& stream) {
   DEEPNET_CHECK(args.heads >= 1 && args.q_RD.cols >= 1 && args.q_RD.cols % args.heads == 0);
   const auto* q = args.queries.offsets;
   const auto* k = args.keys.offsets;
@@ -60,7 +59,7 @@ int64_t CheckedScratch(const AttentionArgs& args, const DropoutStream& stream,
   }
   CheckMatrices(args.q_RD, args.queries.count, {args.q_RD});
   CheckMatrices(args.q_RD, args.keys.count, {args.k_RD, args.v_RD});
-  return kernels.attention_scratch(max_keys, args.q_RD.cols / args.heads);
+  return cpu.kernels.attention_scratch(max_keys, args.q_RD.cols / args.heads);
 }
 
 // Calls body(sentence, head, scratch) for each, in all threads.
@@ -78,27 +77,25 @@ void ForEachHead(Cpu& cpu, const AttentionArgs& args, int64_t scratch, const Bod
 
 void AttentionForward(Cpu& cpu, const AttentionArgs& args) {
   const DropoutStream stream = MakeDropoutStream(args.dropout);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  const int64_t scratch = CheckedScratch(args, stream, kernels);
+  const int64_t scratch = CheckedScratch(cpu, args, stream);
   CheckMatrices(args.q_RD, args.queries.count, {args.context_RD});
   ZeroRowsOfNoSentence(args.context_RD, args.queries);
   ForEachHead(cpu, args, scratch, [&](int sentence, int head, float* own) {
-    kernels.attention_forward(args, stream, sentence, head, own);
+    cpu.kernels.attention_forward(args, stream, sentence, head, own);
   });
 }
 
 void AttentionBackward(Cpu& cpu, const AttentionGradArgs& args) {
   const AttentionArgs& forward = args.forward;
   const DropoutStream stream = MakeDropoutStream(forward.dropout);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  const int64_t scratch = CheckedScratch(forward, stream, kernels);
+  const int64_t scratch = CheckedScratch(cpu, forward, stream);
   CheckMatrices(forward.q_RD, forward.queries.count, {args.dcontext_RD, args.dq_RD});
   CheckMatrices(forward.q_RD, forward.keys.count, {args.dk_RD, args.dv_RD});
   ZeroRowsOfNoSentence(args.dq_RD, forward.queries);
   ZeroRowsOfNoSentence(args.dk_RD, forward.keys);
   ZeroRowsOfNoSentence(args.dv_RD, forward.keys);
   ForEachHead(cpu, forward, scratch, [&](int sentence, int head, float* own) {
-    kernels.attention_backward(args, stream, sentence, head, own);
+    cpu.kernels.attention_backward(args, stream, sentence, head, own);
   });
 }
 
@@ -110,14 +107,13 @@ void DecodeAttention(Cpu& cpu, const DecodeAttentionArgs& args) {
   }
   CheckMatrices(args.q_RD, args.rows, {args.q_RD, args.context_RD});
   CheckMatrices(args.q_RD, /*rows=*/0, {args.keys_ND, args.values_ND});
-  const ElementwiseTable& kernels = cpu.table.elementwise;
   // For each head the row kernel wants two pieces of whole vectors of at most 16 floats.
   cpu.scratch.ReservePerThread(cpu.pool.num_threads(),
                                args.heads * (longest + args.q_RD.cols / args.heads + 2 * 16));
   constexpr int64_t kRowsPerChunk = 4;  // neighbours often share keys
   ForBlocks(cpu.pool, args.rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
-      kernels.decode_attention(args, row, cpu.scratch.ForThread(thread));
+      cpu.kernels.decode_attention(args, row, cpu.scratch.ForThread(thread));
     }
   });
 }

@@ -6,15 +6,11 @@
 
 namespace deepnet::native {
 
-// All but float16, which is for GPUs.
-inline void CheckElement(Element element) {
-  DEEPNET_CHECK(element != Element::kFloat16) << "kernels for CPUs have no float16";
-}
-
-// For kernels on CPUs. Matrices without data count as well.
+// For kernels on CPUs: float16 is for GPUs. Matrices without data count as well.
 template <typename... Matrices>
 void CheckElements(const Matrices&... matrices) {
-  (CheckElement(matrices.element), ...);
+  DEEPNET_CHECK(((matrices.element != Element::kFloat16) && ...))
+      << "kernels for CPUs have no float16";
 }
 
 // For what kernels read as float32: masters and the residual stream. Matrices without data pass.

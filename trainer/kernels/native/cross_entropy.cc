@@ -24,9 +24,7 @@ void CrossEntropyRows(Cpu& cpu, const CrossEntropyArgs& args) {
     DEEPNET_CHECK(args.targets[row] >= -1 && args.targets[row] < args.vocabulary)
         << "row " << row << " has target " << args.targets[row] << " of " << args.vocabulary;
   }
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForBlocks(cpu.pool, args.rows, kRowsPerVocabularyBlock,
-            [&](int64_t begin, int64_t end, int) { kernels.cross_entropy(args, begin, end); });
+  RunBlocks(cpu, args.rows, kRowsPerVocabularyBlock, cpu.kernels.cross_entropy, args);
 }
 
 void LogSoftmaxRows(Cpu& cpu, ConstMatrix logits, Matrix y) {
@@ -34,9 +32,8 @@ void LogSoftmaxRows(Cpu& cpu, ConstMatrix logits, Matrix y) {
   DEEPNET_CHECK(logits.cols >= 1) << "vocabulary of " << logits.cols;
   ForBlocks(cpu.pool, logits.rows, kRowsPerVocabularyBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      cpu.table.elementwise.log_softmax(
-          static_cast<const float*>(logits.data) + row * logits.stride, logits.cols,
-          static_cast<float*>(y.data) + row * y.stride);
+      cpu.kernels.log_softmax(static_cast<const float*>(logits.data) + row * logits.stride,
+                              logits.cols, static_cast<float*>(y.data) + row * y.stride);
     }
   });
 }

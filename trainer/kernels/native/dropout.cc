@@ -39,22 +39,18 @@ void DropoutForward(Cpu& cpu, const DropoutSite& key, const PackedRows& ids, Mat
   CheckElements(x);
   const DropoutStream stream = MakeDropoutStream(key);
   if (!stream.active()) return;
-  const ElementwiseTable& kernels = cpu.table.elementwise;
   const int64_t num_blocks = MaskBytes(x.cols);
-  ForRowBlocks(cpu.pool, x.rows, [&](int64_t begin, int64_t end, int) {
-    kernels.keep_bits(stream, ids.pairs + begin, ids.positions + begin, end - begin, 0, num_blocks,
-                      mask + begin * num_blocks, num_blocks);
-    kernels.apply_mask(x, mask, stream.scale, begin, end);
+  ForBlocks(cpu.pool, x.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
+    cpu.kernels.keep_bits(stream, ids.pairs + begin, ids.positions + begin, end - begin, 0,
+                          num_blocks, mask + begin * num_blocks, num_blocks);
+    cpu.kernels.apply_mask(x, mask, stream.scale, begin, end);
   });
 }
 
 void DropoutBackward(Cpu& cpu, double rate, const uint8_t* mask, Matrix dx) {
   CheckElements(dx);
   if (rate == 0.0) return;
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, dx.rows, [&](int64_t begin, int64_t end, int) {
-    kernels.apply_mask(dx, mask, KeepScale(rate), begin, end);
-  });
+  RunBlocks(cpu, dx.rows, kRowsPerBlock, cpu.kernels.apply_mask, dx, mask, KeepScale(rate));
 }
 
 }  // namespace deepnet::native

@@ -39,33 +39,25 @@ void AddGroups(const float* columns, int64_t cols, int64_t groups, float* sums) 
 }  // namespace
 
 void Add(Cpu& cpu, const float* x, float* y, int64_t n) {
-  const ElementwiseTable& kernels = cpu.table.elementwise;
   ForBlocks(cpu.pool, n, kElementsPerBlock, [&](int64_t begin, int64_t end, int) {
-    kernels.add(x + begin, y + begin, end - begin);
+    cpu.kernels.add(x + begin, y + begin, end - begin);
   });
 }
 
 void GeluForward(Cpu& cpu, ConstMatrix x, Matrix y) {
   CheckSameShape(x, y);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, x.rows,
-               [&](int64_t begin, int64_t end, int) { kernels.gelu_forward(x, y, begin, end); });
+  RunBlocks(cpu, x.rows, kRowsPerBlock, cpu.kernels.gelu_forward, x, y);
 }
 
 void GeluBackward(Cpu& cpu, ConstMatrix x, ConstMatrix dy, Matrix dx) {
   CheckSameShape(x, dy);
   CheckSameShape(x, dx);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, x.rows, [&](int64_t begin, int64_t end, int) {
-    kernels.gelu_backward(x, dy, dx, begin, end);
-  });
+  RunBlocks(cpu, x.rows, kRowsPerBlock, cpu.kernels.gelu_backward, x, dy, dx);
 }
 
 void Cast(Cpu& cpu, ConstMatrix from, Matrix to) {
   CheckSameShape(from, to);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, from.rows,
-               [&](int64_t begin, int64_t end, int) { kernels.cast(from, to, begin, end); });
+  RunBlocks(cpu, from.rows, kRowsPerBlock, cpu.kernels.cast, from, to);
 }
 
 void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args) {
@@ -74,9 +66,8 @@ void ScaleShiftForward(Cpu& cpu, const ScaleShiftArgs& args) {
   float* columns = cpu.scratch.Reserve(args.x_RD.cols);
   Spread(args.scale_G, args.x_RD.cols, columns);
   const float shift = args.shift_1 != nullptr ? *args.shift_1 : 0.0f;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.scale_shift_forward(args.x_RD, columns, shift, args.y_RD, begin, end);
-  });
+  RunBlocks(cpu, args.rows, kRowsPerBlock, cpu.kernels.scale_shift_forward, args.x_RD, columns,
+            shift, args.y_RD);
 }
 
 void ScaleShiftBackward(Cpu& cpu, const ScaleShiftGradArgs& args) {
@@ -91,13 +82,12 @@ void ScaleShiftBackward(Cpu& cpu, const ScaleShiftGradArgs& args) {
   float* partials = sums + partial_size;
   Spread(args.scale_G, cols, columns);
   const float shift = args.shift_1 != nullptr ? *args.shift_1 : 0.0f;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.scale_shift_backward(args.dy_RD, x, columns, shift, args.dx_RD, begin,
-                                               end,
-                                               partials + begin / kRowsPerBlock * partial_size);
+  ForBlocks(cpu.pool, args.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
+    cpu.kernels.scale_shift_backward(args.dy_RD, x, columns, shift, args.dx_RD, begin, end,
+                                     partials + begin / kRowsPerBlock * partial_size);
   });
   std::fill_n(sums, partial_size, 0.0f);
-  cpu.table.elementwise.fold_rows(partials, num_blocks, partial_size, sums, partial_size);
+  cpu.kernels.fold_rows(partials, num_blocks, partial_size, sums, partial_size);
   if (args.dscale_G != nullptr) AddGroups(sums, cols, args.scale_G.cols, args.dscale_G);
   if (args.dshift_1 == nullptr) return;
   float total = 0.0f;

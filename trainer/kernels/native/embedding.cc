@@ -26,14 +26,13 @@ void EmbedForward(Cpu& cpu, const EmbedArgs& args) {
         << "row " << row << " has position " << rows.positions[row];
   }
   const DropoutStream stream = MakeDropoutStream(args.dropout);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, rows.count, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, rows.count, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
     if (stream.active()) {
       const int64_t num_bytes = MaskBytes(args.table_VD.cols);
-      kernels.keep_bits(stream, rows.pairs + begin, rows.positions + begin, end - begin, 0,
-                        num_bytes, args.mask + begin * num_bytes, num_bytes);
+      cpu.kernels.keep_bits(stream, rows.pairs + begin, rows.positions + begin, end - begin, 0,
+                            num_bytes, args.mask + begin * num_bytes, num_bytes);
     }
-    kernels.embed_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
+    cpu.kernels.embed_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
   });
 }
 
@@ -46,8 +45,8 @@ void EmbedBackward(Cpu& cpu, const EmbedGradArgs& args) {
             [&](int64_t begin, int64_t end, int) {
               for (int64_t i = begin; i < end; ++i) {
                 const int32_t first = sorted.starts[i];
-                cpu.table.elementwise.embed_backward(args, scale, &sorted.order[first],
-                                                     sorted.starts[i + 1] - first);
+                cpu.kernels.embed_backward(args, scale, &sorted.order[first],
+                                           sorted.starts[i + 1] - first);
               }
             });
 }

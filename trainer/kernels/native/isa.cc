@@ -34,34 +34,19 @@ Isa BestIsa() {
 }
 
 std::string_view IsaName(Isa isa) {
-  switch (isa) {
-    case Isa::kBaseline:
-      return "baseline";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
-    case Isa::kAvx512Bf16:
-      return "avx512_bf16";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<int>(isa) - 1];
 }
 
 const KernelTable& Table(Isa isa) {
   DEEPNET_CHECK(Supports(isa)) << "this host or build does not have " << IsaName(isa);
 #if defined(__x86_64__)
-  switch (isa) {
-    case Isa::kBaseline:
-      return baseline::Table();
-    case Isa::kAvx2:
-      return avx2::Table();
-    case Isa::kAvx512:
-      return avx512::Table();
-    case Isa::kAvx512Bf16:
-      return avx512_bf16::Table();
-  }
+  constexpr decltype(&BaselineTable) kTables[] = {BaselineTable, Avx2Table, Avx512Table,
+                                                  Avx512Bf16Table};
+  return kTables[static_cast<int>(isa) - 1]();
+#else
+  return BaselineTable();
 #endif
-  return baseline::Table();
 }
 
 }  // namespace deepnet::native

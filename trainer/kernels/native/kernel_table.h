@@ -161,17 +161,9 @@ struct KernelTable {
 };
 
 // One per kernels_<isa>.cc; reach them through Table(Isa) of isa.h.
-namespace baseline {
-const KernelTable& Table();
-}
-namespace avx2 {
-const KernelTable& Table();
-}
-namespace avx512 {
-const KernelTable& Table();
-}
-namespace avx512_bf16 {
-const KernelTable& Table();
-}
+const KernelTable& BaselineTable();
+const KernelTable& Avx2Table();
+const KernelTable& Avx512Table();
+const KernelTable& Avx512Bf16Table();
 
 }  // namespace deepnet::native

@@ -1,2 +1,2 @@
-#define DEEPNET_ISA_NAMESPACE avx2
+#define DEEPNET_TABLE_OF_ISA Avx2Table
 #include "trainer/kernels/native/kernels.inc"

@@ -1,2 +1,2 @@
-#define DEEPNET_ISA_NAMESPACE avx512
+#define DEEPNET_TABLE_OF_ISA Avx512Table
 #include "trainer/kernels/native/kernels.inc"

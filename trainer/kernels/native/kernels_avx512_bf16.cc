@@ -1,2 +1,2 @@
-#define DEEPNET_ISA_NAMESPACE avx512_bf16
+#define DEEPNET_TABLE_OF_ISA Avx512Bf16Table
 #include "trainer/kernels/native/kernels.inc"

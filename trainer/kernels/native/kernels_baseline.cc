@@ -1,2 +1,2 @@
-#define DEEPNET_ISA_NAMESPACE baseline
+#define DEEPNET_TABLE_OF_ISA BaselineTable
 #include "trainer/kernels/native/kernels.inc"

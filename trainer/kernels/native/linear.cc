@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/native/check_elements.h"
@@ -14,7 +13,6 @@
 namespace deepnet::native {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
 constexpr int64_t kMinPieceProducts = 150'000;  // multiply-adds worth a piece
 constexpr int64_t kPanelBytesPerPiece = 512 << 10;
 constexpr int64_t kFewRowTiles = 4;
@@ -110,24 +108,22 @@ Matrix FirstRows(Matrix m, int64_t rows) {
 
 }  // namespace
 
-AlignedBuffer::AlignedBuffer(int64_t bytes)
-    : data_(static_cast<std::byte*>(::operator new(bytes, kAlignment))), bytes_(bytes) {
-  std::memset(data_.get(), 0, bytes);
-}
-
-void AlignedBuffer::Free::operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
-
 PackedWeight::PackedWeight(const KernelTable& table, int64_t out, int64_t in, Element element,
                            PackedFor packed_for)
     : table_(&table), out_(out), in_(in), element_(element), units_(UnitsOf(table, element)) {
   DEEPNET_CHECK(out > 0 && in > 0) << "weight of " << out << " x " << in;
-  CheckElement(element);
+  CheckElements(ConstMatrix{.element = element});
   const int64_t width = table.gemm.panel_width;
   forward_panel_stride_ = CeilDiv(in, UnitDepth(units_)) * width;
   backward_panel_stride_ = CeilDiv(out, UnitDepth(units_)) * width;
-  forward_ = AlignedBuffer(CeilDiv(out, width) * forward_panel_stride_ * 4);
+  const auto zeros = [](int64_t num_floats) {
+    AlignedBuffer buffer(num_floats);
+    std::memset(buffer.floats(), 0, buffer.bytes());
+    return buffer;
+  };
+  forward_ = zeros(CeilDiv(out, width) * forward_panel_stride_);
   if (packed_for == PackedFor::kTraining) {
-    backward_ = AlignedBuffer(CeilDiv(in, width) * backward_panel_stride_ * 4);
+    backward_ = zeros(CeilDiv(in, width) * backward_panel_stride_);
   }
 }
 

@@ -14,32 +14,13 @@
 //   LinearForward(cpu, {.rows = rows, .x_RI = x, .weight_OI = &weight, .bias_O = bias, .y_RO = y});
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "trainer/kernels/native/cpu.h"
 #include "trainer/kernels/native/kernel_table.h"
 #include "trainer/kernels/native/matrix.h"
 
 namespace deepnet::native {
-
-// Memory on a cache line's boundary. Movable.
-class AlignedBuffer {
- public:
-  AlignedBuffer() = default;
-  explicit AlignedBuffer(int64_t bytes);  // zeroed
-
-  float* floats() const { return reinterpret_cast<float*>(data_.get()); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte[], Free> data_;
-  int64_t bytes_ = 0;
-};
 
 enum class PackedFor {
   kInference,  // LinearForward only

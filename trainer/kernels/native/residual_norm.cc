@@ -138,22 +138,19 @@ void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args) {
   const DropoutStream stream =
       args.branch_RD.data == nullptr ? DropoutStream{} : MakeDropoutStream(args.dropout);
   DEEPNET_CHECK(!stream.active() || args.mask != nullptr) << "dropout needs a mask";
-  const ElementwiseTable& kernels = cpu.table.elementwise;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, args.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
     if (stream.active()) {
       const int64_t num_bytes = MaskBytes(width);
-      kernels.keep_bits(stream, args.ids.pairs + begin, args.ids.positions + begin, end - begin, 0,
-                        num_bytes, args.mask + begin * num_bytes, num_bytes);
+      cpu.kernels.keep_bits(stream, args.ids.pairs + begin, args.ids.positions + begin, end - begin,
+                            0, num_bytes, args.mask + begin * num_bytes, num_bytes);
     }
-    kernels.residual_norm_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
+    cpu.kernels.residual_norm_forward(args, stream.active() ? stream.scale : 0.0f, begin, end);
   });
 }
 
 void NormOutput(Cpu& cpu, ConstMatrix xhat, const float* gain, const float* bias, Matrix y) {
   CheckElements(xhat, y);
-  ForRowBlocks(cpu.pool, xhat.rows, [&](int64_t begin, int64_t end, int) {
-    cpu.table.elementwise.norm_output(xhat, gain, bias, y, begin, end);
-  });
+  RunBlocks(cpu, xhat.rows, kRowsPerBlock, cpu.kernels.norm_output, xhat, gain, bias, y);
 }
 
 void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
@@ -163,15 +160,14 @@ void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
   if (args.over_rows) return BatchNormBackward(cpu, args);
   DEEPNET_CHECK(args.dbias_D == nullptr || args.dgain_D != nullptr);
   CheckElements(args.dbranch_RD);
-  const ElementwiseTable& kernels = cpu.table.elementwise;
   const bool want_gain = args.dgain_D != nullptr;
   const int64_t num_blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
   const int64_t partial_size = 2 * width;
   float* partials = want_gain ? cpu.scratch.Reserve(num_blocks * partial_size) : nullptr;
   const float keep_scale = args.dropout_rate > 0.0 ? KeepScale(args.dropout_rate) : 0.0f;
-  ForRowBlocks(cpu.pool, args.rows, [&](int64_t begin, int64_t end, int) {
+  ForBlocks(cpu.pool, args.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
     float* partial = want_gain ? partials + begin / kRowsPerBlock * partial_size : nullptr;
-    kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
+    cpu.kernels.residual_norm_backward(args, keep_scale, begin, end, partial);
   });
   if (!want_gain) return;
   // Partials are [block][gain, bias][width]: the columns are independent of each other.
@@ -179,7 +175,7 @@ void ResidualNormBackward(Cpu& cpu, const ResidualNormGradArgs& args) {
   ForBlocks(cpu.pool, width, kColumnsPerBlock, [&](int64_t begin, int64_t end, int) {
     const auto fold = [&](const float* from, float* to) {
       if (to == nullptr) return;
-      kernels.fold_rows(from + begin, num_blocks, partial_size, to + begin, end - begin);
+      cpu.kernels.fold_rows(from + begin, num_blocks, partial_size, to + begin, end - begin);
     };
     fold(partials, args.dgain_D);
     fold(partials + width, args.dbias_D);

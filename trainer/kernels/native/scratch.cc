@@ -1,26 +1,28 @@
 #include "trainer/kernels/native/scratch.h"
 
-#include <cstdlib>
-
-#include "parallel/base/check.h"
+#include <new>
 
 namespace deepnet::native {
+namespace {
 
-void Scratch::Free::operator()(float* p) const { std::free(p); }
+constexpr std::align_val_t kAlignment{64};
 
-void Scratch::Grow(Buffer& buffer, int64_t num_floats) {
-  if (num_floats <= buffer.num_floats) return;
-  constexpr int64_t kAlignment = 64;
-  const int64_t num_bytes =
-      (num_floats * static_cast<int64_t>(sizeof(float)) + kAlignment - 1) / kAlignment * kAlignment;
-  buffer.data.reset(static_cast<float*>(std::aligned_alloc(kAlignment, num_bytes)));
-  DEEPNET_CHECK(buffer.data != nullptr) << "no memory for " << num_bytes << " bytes of scratch";
-  buffer.num_floats = num_floats;
+void Grow(AlignedBuffer& buffer, int64_t num_floats) {
+  if (num_floats * int64_t{sizeof(float)} <= buffer.bytes()) return;
+  buffer = AlignedBuffer(num_floats);
 }
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(int64_t num_floats) : bytes_(num_floats * int64_t{sizeof(float)}) {
+  data_.reset(static_cast<float*>(::operator new(bytes_, kAlignment)));
+}
+
+void AlignedBuffer::Free::operator()(float* p) const { ::operator delete(p, kAlignment); }
 
 float* Scratch::Reserve(int64_t num_floats) {
   Grow(shared_, num_floats);
-  return shared_.data.get();
+  return shared_.floats();
 }
 
 void Scratch::ReservePerThread(int num_threads, int64_t num_floats) {
@@ -29,9 +31,9 @@ void Scratch::ReservePerThread(int num_threads, int64_t num_floats) {
 }
 
 int64_t Scratch::num_bytes() const {
-  int64_t num_floats = shared_.num_floats;
-  for (const Buffer& buffer : per_thread_) num_floats += buffer.num_floats;
-  return num_floats * static_cast<int64_t>(sizeof(float));
+  int64_t bytes = shared_.bytes();
+  for (const AlignedBuffer& buffer : per_thread_) bytes += buffer.bytes();
+  return bytes;
 }
 
 }  // namespace deepnet::native

@@ -73,9 +73,4 @@ void ForBlocks(ThreadPool& pool, int64_t n, int64_t size, const Body& body) {
   });
 }
 
-template <typename Body>
-void ForRowBlocks(ThreadPool& pool, int64_t rows, const Body& body) {
-  ForBlocks(pool, rows, kRowsPerBlock, body);
-}
-
 }  // namespace deepnet::native
