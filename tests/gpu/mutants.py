@@ -110,7 +110,7 @@ MUTANTS = {
     "turns-in-one-buffer": (
         CUDA + "residual_norm.cu", "SumInRow(sums, buffers.of[turn])", "SumInRow(sums, buffers.of[0])", POINTWISE),
     "groups-without-barrier": (
-        CUDA + "residual_norm.cu", "  }\n  __syncthreads();\n  if (threadIdx.y > 0) return;", "  }\n  if (threadIdx.y > 0) return;",
+        CUDA + "row_chunks.h", "  }\n  __syncthreads();\n  if (threadIdx.y > 0) return;", "  }\n  if (threadIdx.y > 0) return;",
         POINTWISE),
     "columns-without-barrier": (
         CUDA + "column_sums.cu", "  __syncthreads();\n", "", POINTWISE),

@@ -64,11 +64,6 @@ class DeviceLinkMemory final : public LinkMemory {
   const at::Tensor values_;
 };
 
-at::ScalarType TypeOf(DataType dtype) {
-  if (dtype == FLOAT16) return at::kHalf;
-  return dtype == BFLOAT16 ? at::kBFloat16 : at::kFloat;
-}
-
 class Doctor {
  public:
   explicit Doctor(const DoctorOptions& options)

@@ -1,6 +1,7 @@
 #include "trainer/kernels/compute.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -17,20 +18,6 @@
 namespace deepnet {
 namespace {
 
-// Best rate of `product` in GFLOP/s within `seconds`, at least three calls.
-template <typename Product>
-double BestRate(double gflop, double seconds, Product product) {
-  product();
-  double best = 0.0;
-  const double start = SecondsNow();
-  for (int i = 0; i < 3 || SecondsNow() - start < seconds; ++i) {
-    const double t = SecondsNow();
-    product();
-    best = std::max(best, gflop / (SecondsNow() - t));
-  }
-  return best;
-}
-
 // Best rate of a product of `rows` rows, `products` of which are launched before one wait.
 double ProductRate(Ops& ops, int64_t rows, int products, int64_t d, double seconds) {
   const auto random = [](int64_t n, int64_t cols, const at::TensorOptions& options) {
@@ -41,12 +28,12 @@ double ProductRate(Ops& ops, int64_t rows, int products, int64_t d, double secon
   const auto weight = ops.MakeWeight(random(4 * d, d, ops.ResidualOptions()), /*backward=*/false);
   ops.Refresh(*weight);
   const auto n = static_cast<double>(rows);
-  return BestRate(products * 2.0 * n * d * 4 * d * 1e-9, seconds, [&] {
-    for (int i = 0; i < products; ++i) {
-      ops.Linear({.rows = rows, .x_RI = x, .weight_OI = weight.get(), .y_RO = y});
-    }
-    ops.session().ReadBack();
-  });
+  return products * 2.0 * n * d * 4 * d * 1e-9 / FastestSeconds(seconds, [&] {
+           for (int i = 0; i < products; ++i) {
+             ops.Linear({.rows = rows, .x_RI = x, .weight_OI = weight.get(), .y_RO = y});
+           }
+           ops.session().ReadBack();
+         });
 }
 
 std::unique_ptr<Ops> NativeOpsOf(ComputeSpec compute, DataType dtype) {
@@ -61,12 +48,24 @@ double NativeRate(Ops& ops, int64_t d, double seconds) {
 // Both enums have the same numbers.
 Isa BestIsa() { return static_cast<Isa>(native::BestIsa()); }
 
+}  // namespace
+
 at::ScalarType TypeOf(DataType dtype) {
   if (dtype == FLOAT16) return at::kHalf;
   return dtype == BFLOAT16 ? at::kBFloat16 : at::kFloat;
 }
 
-}  // namespace
+double FastestSeconds(double seconds, absl::FunctionRef<void()> call) {
+  call();
+  double fastest = INFINITY;
+  const double start = SecondsNow();
+  for (int i = 0; i < 3 || SecondsNow() - start < seconds; ++i) {
+    const double begin = SecondsNow();
+    call();
+    fastest = std::min(fastest, SecondsNow() - begin);
+  }
+  return fastest;
+}
 
 std::optional<c10::DeviceType> GpuType() {
   for (const c10::DeviceType type : {c10::DeviceType::CUDA, c10::DeviceType::PrivateUse1}) {
@@ -182,8 +181,8 @@ double MeasureProductCeiling(const ComputeSpec& resolved, int64_t d, double seco
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     if (type == at::kBFloat16 && !has_bfloat16) continue;
     const at::Tensor x = at::randn({2048, d}).to(type), w = at::randn({4 * d, d}).to(type);
-    best = std::max(best, BestRate(2.0 * 2048 * d * 4 * d * 1e-9, seconds / 4,
-                                   [&] { return at::linear(x, w); }));
+    const double fastest = FastestSeconds(seconds / 4, [&] { at::linear(x, w); });
+    best = std::max(best, 2.0 * 2048 * d * 4 * d * 1e-9 / fastest);
   }
   at::set_num_threads(threads_before);
   return best;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include <c10/core/DeviceType.h>
 
@@ -57,6 +58,13 @@ std::unique_ptr<Ops> MakeCudaOps(at::Device device, at::ScalarType operand, bool
 // threads_per_rank say what to use; the isa must be supported here (see CheckCompute). Bits depend
 // on dtype and isa, never on the number of threads.
 std::unique_ptr<Ops> MakeNativeOps(const ComputeSpec& compute);
+
+// Returns LibTorch's type of `dtype`.
+at::ScalarType TypeOf(DataType dtype);
+
+// Returns the seconds of the fastest of at least three calls, as many as begin within `seconds`,
+// after one that does not count.
+double FastestSeconds(double seconds, absl::FunctionRef<void()> call);
 
 // Returns the best of several [rows x d] x [d x 4d] products in GFLOP/s: the ceiling that
 // utilisation is measured against. On a CPU 2,048 rows, over this project's kernels and LibTorch's

@@ -158,12 +158,9 @@ CudaSession::CudaSession(at::Device device, bool check_launches, bool graphs)
 
 // LibTorch's allocator keeps what is given back, and cuts small blocks from segments of their own.
 void CudaSession::Reserve(int64_t bytes, int num_batches, int64_t batch_bytes) {
-  const auto allocate = [&](int64_t size) {
-    return at::empty({size}, at::TensorOptions(device_).dtype(at::kByte));
-  };
   constexpr int64_t kSmall = kSmallBlocks * kSmallBytes;
-  std::vector<Tensor> blocks = {allocate(std::max<int64_t>(0, bytes - kSmall))};
-  for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(allocate(kSmallBytes));
+  std::vector<std::shared_ptr<void>> blocks = {gpu_.Allocate(std::max<int64_t>(0, bytes - kSmall))};
+  for (int i = 0; i < kSmallBlocks; ++i) blocks.push_back(gpu_.Allocate(kSmallBytes));
   blocks.clear();
   uploads_.Reserve(num_batches, batch_bytes);
 }

@@ -78,9 +78,7 @@ using DeviceOps = Ops;
 class NativeOps : public KernelOps {
  public:
   NativeOps(const ComputeSpec& compute, const std::shared_ptr<NativeSession>& session)
-      : KernelOps(
-            session, session->cpu,
-            at::device(at::kCPU).dtype(compute.dtype() == BFLOAT16 ? at::kBFloat16 : at::kFloat)),
+      : KernelOps(session, session->cpu, at::device(at::kCPU).dtype(TypeOf(compute.dtype()))),
         session_(session) {
     // LibTorch's own threads would spin for work on the cores of the pool.
     at::set_num_threads(1);

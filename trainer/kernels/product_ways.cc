@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,7 +10,6 @@
 #include <ATen/ops/mkldnn_linear_backward_input.h>
 #include <ATen/ops/mkldnn_linear_backward_weights.h>
 
-#include "parallel/base/clock.h"
 #include "parallel/base/host.h"
 #include "trainer/kernels/compute.h"
 
@@ -21,7 +19,6 @@ namespace {
 using at::Tensor;
 
 constexpr double kSeconds = 0.2;  // of calls, for the fastest of them
-constexpr int kLeastCalls = 3;
 
 // y = a b as the forms of the task have them, with matrices as Ops takes them.
 struct Operands {
@@ -42,15 +39,8 @@ Operands MakeOperands(const ProductTask& task, at::ScalarType operand) {
 // Times calls of a way, whose result is `result`; `clear` undoes what a call adds to it.
 ProductWay Measure(std::string name, int repeats, const std::function<Tensor()>& call,
                    const std::function<void()>& clear) {
-  ProductWay way{.name = std::move(name), .candidates = 1};
-  call();
-  const double start = SecondsNow();
-  for (int i = 0; i < kLeastCalls || SecondsNow() - start < kSeconds; ++i) {
-    const double begin = SecondsNow();
-    call();
-    const double took = SecondsNow() - begin;
-    way.seconds = i == 0 ? took : std::min(way.seconds, took);
-  }
+  ProductWay way{
+      .name = std::move(name), .seconds = FastestSeconds(kSeconds, call), .candidates = 1};
   Tensor first;
   for (int i = 0; i < repeats; ++i) {
     clear();

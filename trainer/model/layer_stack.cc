@@ -315,40 +315,26 @@ Upstream LayerStack::UpstreamOf(const PassContext& pass, int layer, Kept& kept,
 void LayerStack::Backward(const PassContext& pass, const at::Tensor& dstream_RD, Kept& kept,
                           SegmentWorkspace& segment) const {
   const LayerDone* const done = pass.microbatch->layer_done;
+  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
+  const auto mix = [&](int layer) {
+    history_->MixBackward(pass, layer, dstream_RD, kept.history, gradients);
+  };
   for (int index = NumSegments() - 1; index >= 0; --index) {
     const bool held = segment.held == index && segment.passes == kept.pass;
     if (by_segment() && !held) RecomputeSegment(pass, index, kept, segment);
     segment.held = -1;  // from now on its layers' states belong to this backward pass
     const int end = std::min(size(), (index + 1) * segment_);
     for (int i = end - 1; i >= index * segment_; --i) {
-      AfterLayerBackward(pass, i, dstream_RD, kept, segment);
+      if (history_ && i + 1 == size()) mix(size());
+      if (history_) history_->KeepBackward(pass, i, dstream_RD, kept.history, gradients);
       layers_[i].Backward(pass, UpstreamOf(pass, i, kept, segment), dstream_RD,
                           SavedOf(i, kept, segment));
-      BeforeLayerBackward(pass, i, dstream_RD, kept, segment);
+      if (history_) mix(i);
+      if (i == 0 && history_) ops_.Copy(pass.rows->count, gradients[0], dstream_RD);
+      if (i == 0 && pass.second_RD.defined()) AddRows(pass, dstream_RD, pass.second_RD);
       if (done != nullptr) (*done)(position_ + i);
     }
   }
-}
-
-void LayerStack::AfterLayerBackward(const PassContext& pass, int layer,
-                                    const at::Tensor& dstream_RD, Kept& kept,
-                                    const SegmentWorkspace& segment) const {
-  if (!history_) return;
-  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
-  if (layer + 1 == size()) {
-    history_->MixBackward(pass, size(), dstream_RD, kept.history, gradients);
-  }
-  history_->KeepBackward(pass, layer, dstream_RD, kept.history, gradients);
-}
-
-void LayerStack::BeforeLayerBackward(const PassContext& pass, int layer,
-                                     const at::Tensor& dstream_RD, Kept& kept,
-                                     const SegmentWorkspace& segment) const {
-  const std::vector<at::Tensor>& gradients = segment.history_gradients_RD;
-  if (history_) history_->MixBackward(pass, layer, dstream_RD, kept.history, gradients);
-  if (layer > 0) return;
-  if (history_) ops_.Copy(pass.rows->count, gradients[0], dstream_RD);
-  if (pass.second_RD.defined()) AddRows(pass, dstream_RD, pass.second_RD);
 }
 
 }  // namespace deepnet

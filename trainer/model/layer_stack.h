@@ -198,10 +198,6 @@ class LayerStack {
                         SegmentWorkspace& segment) const;
   Upstream UpstreamOf(const PassContext& pass, int layer, Kept& kept,
                       SegmentWorkspace& segment) const;
-  void AfterLayerBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
-                          Kept& kept, const SegmentWorkspace& segment) const;
-  void BeforeLayerBackward(const PassContext& pass, int layer, const at::Tensor& dstream_RD,
-                           Kept& kept, const SegmentWorkspace& segment) const;
 
   RecomputeChoice options_;
   int segment_;                                 // layers between two kept inputs; without FULL: all

@@ -104,7 +104,19 @@ void ResidualConnection::Leave(const PassContext& pass, const ResidualStream& st
   if (const at::Tensor second_RD = SecondStream(pass); second_RD.defined()) {
     AddDropped(pass, second_RD, saved);
   }
-  if (end_norm_) return AddBranchAndNorm(pass, stream, saved);
+  if (end_norm_) {  // stream <- N(alpha stream + dropout(branch)), in one sweep
+    end_norm_->Run(pass,
+                   {.x_RD = stream.value_RD,
+                    .branch_RD = branch_RD,
+                    .alpha = scheme_.alpha,
+                    .dropout = At(dropout_, pass),
+                    .ids = pass.rows,
+                    .y_RD = stream.value_RD,
+                    .y_operand_RD = stream.own_operand_RD(),
+                    .mask = pass.keep() ? saved.mask : at::Tensor()},
+                   saved.norms[EndIndex()]);
+    return;
+  }
   if (scheme_.alpha == 0) pass.ops->Zero(FirstRows(pass.rows->count, stream.value_RD));
   AddDropped(pass, stream.value_RD, saved);
   if (!scheme_.input_norm) FillOperand(pass, stream);
@@ -140,21 +152,6 @@ void ResidualConnection::ShowLeave(const PassContext& pass, const ResidualStream
   }
   view.seconds = SecondsNow() - started;
   pass.microbatch->probe->AtLeave(pass, view);
-}
-
-// stream <- N(alpha stream + dropout(branch)), in one sweep.
-void ResidualConnection::AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream,
-                                          Saved& saved) const {
-  end_norm_->Run(pass,
-                 {.x_RD = stream.value_RD,
-                  .branch_RD = pass.work->branch_RD,
-                  .alpha = scheme_.alpha,
-                  .dropout = At(dropout_, pass),
-                  .ids = pass.rows,
-                  .y_RD = stream.value_RD,
-                  .y_operand_RD = stream.own_operand_RD(),
-                  .mask = pass.keep() ? saved.mask : at::Tensor()},
-                 saved.norms[EndIndex()]);
 }
 
 at::Tensor ResidualConnection::Input(const PassContext& pass, const Saved& saved,

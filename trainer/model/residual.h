@@ -82,7 +82,6 @@ class ResidualConnection {
   at::Tensor BranchInput(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
   void ShowLeave(const PassContext& pass, const ResidualStream& stream, const Saved& saved) const;
   void AddDropped(const PassContext& pass, const at::Tensor& stream_RD, const Saved& saved) const;
-  void AddBranchAndNorm(const PassContext& pass, const ResidualStream& stream, Saved& saved) const;
 
   SublayerPlace place_;
   SublayerScheme scheme_;

@@ -129,14 +129,9 @@ struct ScaleShiftSums {
   float* partials;  // [runs][scale, shift][cols]
 };
 
-struct SumsOfRows {
-  float scale[kSumRows][kSumColumns];
-  float shift[kSumRows][kSumColumns];
-};
-
 __global__ void __launch_bounds__(kSumThreads* kSumRows)
     ScaleShiftBackwardKernel(const ScaleShiftSums k) {
-  BLOCK_SHARED(SumsOfRows, sums);
+  BLOCK_SHARED(PairSums<kSumThreads * kSumRows>, sums);
   const int64_t cols = k.args.dy_RD.cols, rows = k.args.rows;
   const int64_t c = static_cast<int64_t>(blockIdx.y) * kSumColumns + threadIdx.x * kChunkColumns;
   const int n = cols - c >= kChunkColumns ? kChunkColumns
@@ -167,18 +162,8 @@ __global__ void __launch_bounds__(kSumThreads* kSumRows)
     }
   }
   if (k.partials == nullptr) return;
-  const int own = static_cast<int>(threadIdx.x) * kChunkColumns;
-  StoreChunk(&sums.scale[threadIdx.y][own], kChunkColumns, false, d_scale);
-  StoreChunk(&sums.shift[threadIdx.y][own], kChunkColumns, false, d_shift);
-  __syncthreads();
+  AddGroups(sums, d_scale, d_shift);
   if (threadIdx.y > 0) return;
-  for (int y = 1; y < kSumRows; ++y) {
-#pragma unroll
-    for (int j = 0; j < kChunkColumns; ++j) {
-      d_scale.v[j] += sums.scale[y][own + j];
-      d_shift.v[j] += sums.shift[y][own + j];
-    }
-  }
   float* const to = k.partials + 2 * blockIdx.x * cols + c;
   StoreChunk(to, n, false, d_scale);
   StoreChunk(to + cols, n, false, d_shift);

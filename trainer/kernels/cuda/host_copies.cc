@@ -40,29 +40,20 @@ const void* UploadBlock::AddBytes(const void* host, int64_t bytes) {
   return static_cast<const char*>(memory_->device.get()) + offset;
 }
 
-struct UploadPool::State {
-  std::vector<std::shared_ptr<UploadBlock::Memory>> free;
-};
-
-UploadPool::UploadPool(GpuStream& gpu) : gpu_(gpu), state_(std::make_shared<State>()) {}
-
-UploadPool::~UploadPool() = default;
-
 void UploadPool::Reserve(int count, int64_t bytes) {
   block_bytes_ = std::max(block_bytes_, bytes);
   for (int i = 0; i < count; ++i) {
-    state_->free.push_back(std::make_shared<UploadBlock::Memory>(gpu_, block_bytes_));
+    free_->push_back(std::make_shared<UploadBlock::Memory>(gpu_, block_bytes_));
   }
 }
 
 // The pinned half of a free block may still be read by its last copy; the device's half is used in
 // the stream's order in any case.
 UploadBlock UploadPool::Begin(int64_t bytes) {
-  auto& free = state_->free;
-  for (auto block = free.begin(); block != free.end(); ++block) {
+  for (auto block = free_->begin(); block != free_->end(); ++block) {
     if ((*block)->capacity < bytes || cudaEventQuery((*block)->copied) != cudaSuccess) continue;
     UploadBlock found(std::move(*block), bytes);
-    free.erase(block);
+    free_->erase(block);
     return found;
   }
   block_bytes_ = std::max(block_bytes_, bytes);
@@ -77,8 +68,8 @@ std::shared_ptr<const void> UploadPool::Send(UploadBlock block) {
                                           gpu_.get()));
   gpu_.Check("cudaEventRecord", cudaEventRecord(memory.copied, gpu_.get()));
   const void* const device = memory.device.get();
-  return {device, [state = state_, sent = std::move(block.memory_)](const void*) mutable {
-            state->free.push_back(std::move(sent));
+  return {device, [free = free_, sent = std::move(block.memory_)](const void*) mutable {
+            free->push_back(std::move(sent));
           }};
 }
 

@@ -40,8 +40,7 @@ class UploadBlock {
 // large as the largest that was asked for or reserved, so that it serves every later one.
 class UploadPool {
  public:
-  explicit UploadPool(GpuStream& gpu);  // which must outlive the pool and all handles
-  ~UploadPool();
+  explicit UploadPool(GpuStream& gpu) : gpu_(gpu) {}  // it must outlive the pool and all handles
   UploadPool(const UploadPool&) = delete;
   UploadPool& operator=(const UploadPool&) = delete;
 
@@ -53,9 +52,9 @@ class UploadPool {
   std::shared_ptr<const void> Send(UploadBlock block);
 
  private:
-  struct State;
+  using Blocks = std::vector<std::shared_ptr<UploadBlock::Memory>>;
   GpuStream& gpu_;
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<Blocks> free_ = std::make_shared<Blocks>();
   int64_t block_bytes_ = 16;  // of a new block
 };
 

@@ -271,31 +271,6 @@ __device__ inline void WriteGradient(const BackwardKernelArgs& k, int64_t row, C
   StoreChunk(k.dbranch, row, columns.begin, columns.count, ds);
 }
 
-// The sums of the groups of threads of a narrow block, added in order to those of the first.
-struct GroupSums {
-  float gain[kNarrowThreads * kChunkColumns];
-  float bias[kNarrowThreads * kChunkColumns];
-};
-__device__ inline void AddGroups(GroupSums& groups, Chunk& d_gain, Chunk& d_bias) {
-  const int columns = static_cast<int>(blockDim.x) * kChunkColumns;
-  const int own = static_cast<int>(threadIdx.x) * kChunkColumns;
-  const int mine = static_cast<int>(threadIdx.y) * columns + own;
-#pragma unroll
-  for (int j = 0; j < kChunkColumns; ++j) {
-    groups.gain[mine + j] = d_gain.v[j];
-    groups.bias[mine + j] = d_bias.v[j];
-  }
-  __syncthreads();
-  if (threadIdx.y > 0) return;
-  for (int y = 1; y < static_cast<int>(blockDim.y); ++y) {
-#pragma unroll
-    for (int j = 0; j < kChunkColumns; ++j) {
-      d_gain.v[j] += groups.gain[y * columns + own + j];
-      d_bias.v[j] += groups.bias[y * columns + own + j];
-    }
-  }
-}
-
 template <int kChunks>
 __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
     ResidualNormBackwardKernel(const BackwardKernelArgs k) {
@@ -333,7 +308,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
   }
   if (k.partials == nullptr) return;
   if constexpr (kChunks == 1) {
-    BLOCK_SHARED(GroupSums, groups);
+    BLOCK_SHARED(PairSums<kNarrowThreads>, groups);
     if (blockDim.y > 1) AddGroups(groups, d_gain[0], d_bias[0]);
   }
   if (threadIdx.y > 0) return;

@@ -48,6 +48,36 @@ void ForRowChunks(GpuStream& gpu, const char* name, int64_t rows, int64_t cols, 
          body);
 }
 
+// Two chunks of each of kThreads threads.
+template <int kThreads>
+struct PairSums {
+  float first[kThreads * kChunkColumns];
+  float second[kThreads * kChunkColumns];
+};
+
+// Adds the chunks of all groups of threads in order to those of the first, which has threadIdx.y 0.
+// All threads of the block call it.
+template <int kThreads>
+__device__ inline void AddGroups(PairSums<kThreads>& groups, Chunk& first, Chunk& second) {
+  const int columns = static_cast<int>(blockDim.x) * kChunkColumns;
+  const int own = static_cast<int>(threadIdx.x) * kChunkColumns;
+  const int mine = static_cast<int>(threadIdx.y) * columns + own;
+#pragma unroll
+  for (int j = 0; j < kChunkColumns; ++j) {
+    groups.first[mine + j] = first.v[j];
+    groups.second[mine + j] = second.v[j];
+  }
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int y = 1; y < static_cast<int>(blockDim.y); ++y) {
+#pragma unroll
+    for (int j = 0; j < kChunkColumns; ++j) {
+      first.v[j] += groups.first[y * columns + own + j];
+      second.v[j] += groups.second[y * columns + own + j];
+    }
+  }
+}
+
 template <typename F>
 struct NumbersBody {
   MatrixView x, to;

@@ -143,33 +143,27 @@ void PackedWeight::Pack(ThreadPool& pool, const float* weights) {
   });
 }
 
-// Has access to the layouts of a PackedWeight. `c` has the rows of the product.
-struct LinearCalls {
-  static ProductArgs Args(const KernelTable& table, const ConstMatrix& a, const PackedWeight& w,
-                          bool forward, const Matrix& c) {
-    DEEPNET_CHECK(&table == w.table_) << "weight packed for another instruction set";
-    DEEPNET_CHECK(a.element == w.element_) << "operand and weight differ in element";
-    DEEPNET_CHECK(forward || w.backward_.bytes() > 0) << "weight packed for inference only";
-    const int64_t depth = forward ? w.in_ : w.out_;
-    const int64_t cols = forward ? w.out_ : w.in_;
-    CheckShape(a, c.rows, depth, forward ? "x" : "dy");
-    CheckShape(c, c.rows, cols, forward ? "y" : "dx");
-    ProductArgs args = {};
-    args.units = w.units_;
-    args.a = a.data;
-    args.a_stride = a.stride;
-    args.depth = depth;
-    args.panels = forward ? w.forward_.floats() : w.backward_.floats();
-    args.panel_stride = forward ? w.forward_panel_stride_ : w.backward_panel_stride_;
-    args.cols = cols;
-    args.c = c;
-    return args;
-  }
-};
+ProductArgs PackedWeight::Product(const KernelTable& table, const ConstMatrix& a, bool forward,
+                                  const Matrix& c) const {
+  DEEPNET_CHECK(&table == table_) << "weight packed for another instruction set";
+  DEEPNET_CHECK(a.element == element_) << "operand and weight differ in element";
+  DEEPNET_CHECK(forward || backward_.bytes() > 0) << "weight packed for inference only";
+  const int64_t depth = forward ? in_ : out_, cols = forward ? out_ : in_;
+  CheckShape(a, c.rows, depth, forward ? "x" : "dy");
+  CheckShape(c, c.rows, cols, forward ? "y" : "dx");
+  return {.units = units_,
+          .a = a.data,
+          .a_stride = a.stride,
+          .depth = depth,
+          .panels = forward ? forward_.floats() : backward_.floats(),
+          .panel_stride = forward ? forward_panel_stride_ : backward_panel_stride_,
+          .cols = cols,
+          .c = c};
+}
 
 void LinearForward(Cpu& cpu, const LinearArgs& args) {
-  ProductArgs product = LinearCalls::Args(cpu.table, args.x_RI, *args.weight_OI, /*forward=*/true,
-                                          FirstRows(args.y_RO, args.rows));
+  ProductArgs product = args.weight_OI->Product(cpu.table, args.x_RI, /*forward=*/true,
+                                                FirstRows(args.y_RO, args.rows));
   product.bias = args.bias_O;
   product.relu = args.relu;
   RunProduct(cpu, product);
@@ -177,8 +171,8 @@ void LinearForward(Cpu& cpu, const LinearArgs& args) {
 
 void LinearBackwardInput(Cpu& cpu, const LinearInputGradArgs& args) {
   DEEPNET_CHECK(!args.accumulate || args.dx_RI.element == Element::kFloat32) << "sums are float32";
-  ProductArgs product = LinearCalls::Args(cpu.table, args.dy_RO, *args.weight_OI, /*forward=*/false,
-                                          FirstRows(args.dx_RI, args.rows));
+  ProductArgs product = args.weight_OI->Product(cpu.table, args.dy_RO, /*forward=*/false,
+                                                FirstRows(args.dx_RI, args.rows));
   if (args.relu_output_RI.data != nullptr) {
     CheckShape(args.relu_output_RI, args.rows, args.weight_OI->in(), "relu_output");
     product.gate = args.relu_output_RI;

@@ -39,12 +39,13 @@ class PackedWeight {
 
   int64_t out() const { return out_; }
   int64_t in() const { return in_; }
-  Element element() const { return element_; }
   int64_t bytes() const { return forward_.bytes() + backward_.bytes(); }
 
- private:
-  friend struct LinearCalls;
+  // The arguments of c = a W^T if `forward`, else of c = a W; `c` has the rows of the product.
+  ProductArgs Product(const KernelTable& table, const ConstMatrix& a, bool forward,
+                      const Matrix& c) const;
 
+ private:
   const KernelTable* table_;
   int64_t out_;
   int64_t in_;
