@@ -21,4 +21,13 @@ struct ProductShape {
   friend bool operator==(const ProductShape&, const ProductShape&) = default;
 };
 
+// On a GPU a kernel or a copy; on a CPU a function of Ops, or ResidualSum for a ResidualNorm
+// without a gain. Seconds of SecondsNow().
+struct TimedKernel {
+  const char* name;    // a literal
+  double asked = 0.0;  // when the host launched it; on a CPU `start`
+  double start = 0.0, end = 0.0;
+  ProductShape product = {};
+};
+
 }  // namespace deepnet

@@ -86,13 +86,7 @@ class CudaOps : public KernelOps {
   }
 
   void StartTrace() override { gpu_.StartTiming(); }
-  std::vector<TimedKernel> StopTrace() override {
-    std::vector<TimedKernel> kernels;
-    for (const cuda::GpuStream::Timed& launch : gpu_.StopTiming()) {
-      kernels.push_back({launch.name, launch.asked, launch.start, launch.end, launch.product});
-    }
-    return kernels;
-  }
+  std::vector<TimedKernel> StopTrace() override { return gpu_.StopTiming(); }
 
   std::unique_ptr<Weight> MakeWeight(Tensor master_OI, bool) override {
     DEEPNET_CHECK(master_OI.is_contiguous());

@@ -16,15 +16,6 @@
 
 namespace deepnet {
 
-// On a GPU a kernel or a copy; on a CPU a function of Ops, or ResidualSum for a ResidualNorm
-// without a gain. Seconds of SecondsNow().
-struct TimedKernel {
-  const char* name;
-  double asked = 0.0;  // when the host launched it; on a CPU `start`
-  double start = 0.0, end = 0.0;
-  ProductShape product = {};
-};
-
 class TracedOps : public Ops {
  public:
   // Begins to note kernels. Waits for a device.

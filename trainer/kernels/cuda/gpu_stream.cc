@@ -80,10 +80,10 @@ void GpuStream::BeginTime() {
   timed_.push_back({.launch = {.name = last_, .asked = SecondsNow()}, .begin = RecordEvent()});
 }
 
-std::vector<GpuStream::Timed> GpuStream::StopTiming() {
+std::vector<TimedKernel> GpuStream::StopTiming() {
   timing_ = false;
   Wait();
-  std::vector<Timed> times;
+  std::vector<TimedKernel> times;
   cudaEvent_t from = first_.get();
   double from_at = first_at_;
   const auto at = [&](cudaEvent_t event) {

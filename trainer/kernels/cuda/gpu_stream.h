@@ -100,17 +100,10 @@ class GpuStream {
   void SetStep(const uint32_t* step) { step_ = step; }
   const uint32_t* step() const { return step_; }
 
-  // A launch, in seconds of SecondsNow(): when the host asked for it, and when the device began and
-  // ended it.
-  struct Timed {
-    const char* name;  // a literal
-    double asked = 0.0, start = 0.0, end = 0.0;
-    ProductShape product = {};
-  };
   // Begins to time launches, by a pair of events each. Waits once, to compare the clocks.
   void StartTiming();
   // Ends it, waits, and returns the launches since StartTiming in order.
-  std::vector<Timed> StopTiming();
+  std::vector<TimedKernel> StopTiming();
 
   // The time from StartClock to StopClock, as the stream comes to them, is added up.
   void StartClock();
@@ -133,7 +126,7 @@ class GpuStream {
   };
   using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
   struct Pair {
-    Timed launch;
+    TimedKernel launch;
     Event begin, end;
   };
 
