@@ -71,9 +71,7 @@ StepBatch Pack(const DataOrder& order, int64_t step, const DataOrder::Window& wi
       const std::vector<int32_t> source(lengths.source, kPiece), target(lengths.target, kPiece);
       builder.Add(ordinal++, EncodePair({}, source, target));
     }
-    const Microbatch& made = batch.microbatches.emplace_back(std::move(builder).Build());
-    batch.num_source_tokens += made.num_source_tokens;
-    batch.num_target_tokens += made.num_target_tokens;
+    batch.Add(std::move(builder).Build());
   }
   return batch;
 }

@@ -53,10 +53,7 @@ RunSpec TinyRun(Residual residual, TiedEmbeddings tied) {
 StepBatch BatchOf(const ModelSpec& spec, int step) {
   StepBatch batch;
   for (uint32_t m = 0; m < 2; ++m) {
-    const Microbatch& mb = batch.microbatches.emplace_back(
-        testing::TinyMicrobatch(spec, static_cast<uint32_t>(2 * step) + m + 1));
-    batch.num_source_tokens += mb.num_source_tokens;
-    batch.num_target_tokens += mb.num_target_tokens;
+    batch.Add(testing::TinyMicrobatch(spec, static_cast<uint32_t>(2 * step) + m + 1));
   }
   return batch;
 }

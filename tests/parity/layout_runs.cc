@@ -70,11 +70,10 @@ StepBatch BatchOf(const ModelCase& model, int step) {
   const ModelSpec spec = SpecOf(model).model();
   for (int m = 0; m < model.microbatches; ++m) {
     const auto number = static_cast<uint32_t>(step * model.microbatches + m);
-    Microbatch& mb = batch.microbatches.emplace_back(TinyMicrobatch(spec, number + 1));
+    Microbatch mb = TinyMicrobatch(spec, number + 1);
     for (uint32_t& pair : mb.source_pairs) pair += 8 * number;
     for (uint32_t& pair : mb.target_pairs) pair += 8 * number;
-    batch.num_source_tokens += mb.num_source_tokens;
-    batch.num_target_tokens += mb.num_target_tokens;
+    batch.Add(std::move(mb));
   }
   return batch;
 }

@@ -59,9 +59,7 @@ StepBatch CutInto(int microbatches, int first_ordinal = 0) {
       const int ordinal = first_ordinal + m * (kPairs / microbatches) + i;
       builder.Add(static_cast<uint32_t>(ordinal), pair);
     }
-    batch.microbatches.push_back(std::move(builder).Build());
-    batch.num_source_tokens += batch.microbatches.back().num_source_tokens;
-    batch.num_target_tokens += batch.microbatches.back().num_target_tokens;
+    batch.Add(std::move(builder).Build());
   }
   return batch;
 }

@@ -148,10 +148,7 @@ StepBatch BatchOf(const std::vector<Microbatch>& batches, const RunSpec& run, in
   const int count = run.data().global_microbatches();
   StepBatch step;
   for (int m = 0; m < count; ++m) {
-    const Microbatch& batch = batches[static_cast<size_t>(i * count + m) % batches.size()];
-    step.microbatches.push_back(batch);
-    step.num_source_tokens += batch.num_source_tokens;
-    step.num_target_tokens += batch.num_target_tokens;
+    step.Add(batches[static_cast<size_t>(i * count + m) % batches.size()]);
   }
   return step;
 }

@@ -117,10 +117,8 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
     absl::StatusOr<Microbatch> packed = Pack(window_[m], ordinal, step);
     if (!packed.ok()) return WithExitCode(packed.status(), ExitCode::kData);
-    const Microbatch& made = batch.microbatches.emplace_back(*std::move(packed));
+    batch.Add(*std::move(packed));
     ordinal += static_cast<uint32_t>(window_[m].size());
-    batch.num_source_tokens += made.num_source_tokens;
-    batch.num_target_tokens += made.num_target_tokens;
   }
   RETURN_IF_ERROR(WithExitCode(corpus_->Intact(), ExitCode::kData));
   return batch;

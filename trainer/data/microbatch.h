@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -47,6 +48,12 @@ struct StepBatch {
   std::vector<Microbatch> microbatches;
   int64_t num_source_tokens = 0;  // of all of them
   int64_t num_target_tokens = 0;
+
+  void Add(Microbatch microbatch) {
+    num_source_tokens += microbatch.num_source_tokens;
+    num_target_tokens += microbatch.num_target_tokens;
+    microbatches.push_back(std::move(microbatch));
+  }
 
   friend bool operator==(const StepBatch&, const StepBatch&) = default;
 };

@@ -91,9 +91,7 @@ StepBatch BatchOf(const RunSpec& run, int step) {
       builder.Add(ordinal, {Sentence(ordinal, 0, both ? source : 0), Sentence(ordinal, 1, target)});
       ++ordinal;
     }
-    const Microbatch& mb = batch.microbatches.emplace_back(std::move(builder).Build());
-    batch.num_source_tokens += mb.num_source_tokens;
-    batch.num_target_tokens += mb.num_target_tokens;
+    batch.Add(std::move(builder).Build());
   }
   return batch;
 }

@@ -115,9 +115,7 @@ StepBatch MakeMadeUpBatch(const RunSpec& run, int64_t step) {
         lengths, {most.max_source_tokens(), most.max_target_tokens(), most.max_sentences()},
         static_cast<int32_t>(run.model().vocabulary_size()), run.seed() * 1000003 + number);
     DEEPNET_CHECK_EQ(made.size(), 1u);
-    batch.num_source_tokens += made[0].num_source_tokens;
-    batch.num_target_tokens += made[0].num_target_tokens;
-    batch.microbatches.push_back(std::move(made[0]));
+    batch.Add(std::move(made[0]));
   }
   return batch;
 }

@@ -59,10 +59,7 @@ const std::vector<Layout> kLayouts = {{1, 1},         {2, 1}, {3, 1}, {3, 1, "zb
 StepBatch Batch(const RunSpec& run) {
   StepBatch batch;
   for (uint32_t i = 0; i < 4; ++i) {
-    const Microbatch& made =
-        batch.microbatches.emplace_back(testing::TinyMicrobatch(run.model(), i + 1));
-    batch.num_source_tokens += made.num_source_tokens;
-    batch.num_target_tokens += made.num_target_tokens;
+    batch.Add(testing::TinyMicrobatch(run.model(), i + 1));
   }
   return batch;
 }
