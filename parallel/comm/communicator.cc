@@ -121,20 +121,6 @@ absl::Status Communicator::AllReduceSum(std::span<double> values, absl::Duration
   return Sum(*this, values, limit);
 }
 
-absl::Status Communicator::Broadcast(Buffer buffer, int root, absl::Duration limit) {
-  if (root < 0 || root >= size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Broadcast from rank ", root, " in a group of ", size()));
-  }
-  Buffer nothing = buffer;
-  nothing.bytes = 0;
-  std::vector<Buffer> send(size(), rank() == root ? buffer : nothing);
-  std::vector<Buffer> receive(size(), nothing);
-  send[rank()] = nothing;
-  if (rank() != root) receive[root] = buffer;
-  return Finish(AllToAll(send, receive), limit);
-}
-
 absl::Status Finish(const Communicator::TransferOr& transfer, absl::Duration limit) {
   return transfer.ok() ? (*transfer)->Wait(limit) : transfer.status();
 }

@@ -151,8 +151,6 @@ class Communicator {
                             absl::Duration limit = absl::InfiniteDuration());
   absl::Status AllReduceSum(std::span<double> values,
                             absl::Duration limit = absl::InfiniteDuration());
-  absl::Status Broadcast(Buffer buffer, int root,  // root's bytes reach every rank
-                         absl::Duration limit = absl::InfiniteDuration());
 };
 
 // Ends the job of `comm` for `status`, which is not OK: prints "[rank/size] error: <message>" to

@@ -251,12 +251,12 @@ class MessageCheck {
 absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm,
                                                  const std::function<double()>& clock,
                                                  absl::Duration limit) {
-  std::vector<double> offsets(comm.size());
+  std::vector<double> offsets(comm.size());  // zeros but on rank 0
   if (comm.rank() > 0) RETURN_IF_ERROR(AnswerOffset(comm, clock, limit));
   for (int peer = 1; comm.rank() == 0 && peer < comm.size(); ++peer) {
     ASSIGN_OR_RETURN(offsets[peer], AskOffset(comm, peer, clock, limit));
   }
-  RETURN_IF_ERROR(comm.Broadcast(Buffer::Of(std::span(offsets)), 0, limit * comm.size()));
+  RETURN_IF_ERROR(comm.AllReduceSum(std::span(offsets), limit * comm.size()));
   return offsets;
 }
 

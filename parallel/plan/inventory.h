@@ -102,12 +102,9 @@ struct KernelWork {
   double bytes = 0;  // read and written
   ComputeUnit unit = ComputeUnit::kTensor;
   double reaches = 1;  // share that it reaches of what the unit allows; products: see roofline.h
-  // A launch that is a product has a result of rows x columns, each a sum of `depth` numbers; 0: no
-  // product.
-  int64_t rows = 0, columns = 0, depth = 0;
-  ProductForm form = ProductForm::kNone;
-  double result_bytes = 0;  // of an element of a product's result, read and written
-  bool alone = false;       // the launches are never joined with others
+  ProductShape product = {};  // that each launch is; of depth 0: it is none
+  double result_bytes = 0;    // of an element of a product's result, read and written
+  bool alone = false;         // the launches are never joined with others
 
   friend bool operator==(const KernelWork&, const KernelWork&) = default;
 };

@@ -32,7 +32,7 @@ constexpr double kGraphLaunches = 256, kNoteSeconds = 0.5e-6;
 double Ceil(double a, double b) { return std::ceil(a / b); }
 
 // Tiles are dealt to multiprocessors in waves; the last wave takes as long as a full one.
-double ProductSeconds(const KernelWork& product, const DeviceModel& device, DataType operands) {
+double ProductSeconds(const ProductShape& product, const DeviceModel& device, DataType operands) {
   const double peak =
       PeakFlops(device, operands) * (operands == FLOAT32 ? kFloat32Share : device.product_share());
   const double of_one = peak / device.multiprocessors();
@@ -44,12 +44,14 @@ double ProductSeconds(const KernelWork& product, const DeviceModel& device, Data
     const double seconds = Ceil(tiles, device.multiprocessors()) * flops / (of_one * tile.share);
     if (least == 0 || seconds < least) least = seconds;
   }
-  return least * product.launches;
+  return least;
 }
 
 double ArithmeticSeconds(const KernelWork& kernel, const DeviceModel& device, DataType operands) {
   if (kernel.flops == 0) return 0;
-  if (kernel.depth > 0) return ProductSeconds(kernel, device, operands);
+  if (kernel.product.depth > 0) {
+    return ProductSeconds(kernel.product, device, operands) * kernel.launches;
+  }
   const double rate = kernel.unit == ComputeUnit::kTensor
                           ? device.flops_16bit() * device.fused_share()
                           : device.flops_32bit();

@@ -241,7 +241,7 @@ PassWork PlannedWork(const ModelSpec& spec, const Microbatch& mb, DataType dtype
     for (const auto* kernels : {&work.forward, &work.backward_input, &work.backward_weight}) {
       for (const KernelWork& kernel : *kernels) {
         planned.bytes[kernel.name] += kernel.bytes;
-        if (kernel.depth == 0) continue;
+        if (kernel.product.depth == 0) continue;
         operations += kernel.flops;
         bytes += kernel.bytes;
       }

@@ -263,25 +263,23 @@ class ProductNames {
  public:
   explicit ProductNames(const Inventory& inventory) {
     ForEachKernel(inventory, [&](const KernelWork& kernel) {
-      if (kernel.form == ProductForm::kNone) return;
-      std::set<std::string>& labels = labels_[KeyOf(kernel.form, kernel)];
-      labels.insert(kernel.label);
+      if (kernel.product.form == ProductForm::kNone) return;
+      labels_[KeyOf(kernel.product)].insert(kernel.label);
     });
   }
 
-  template <typename Product>
-  std::string Of(ProductForm form, const Product& product) const {
-    const auto found = labels_.find(KeyOf(form, product));
-    return NameOf(found == labels_.end() ? "other" : absl::StrJoin(found->second, ", "), form);
+  std::string Of(const ProductShape& product) const {
+    const auto found = labels_.find(KeyOf(product));
+    return NameOf(found == labels_.end() ? "other" : absl::StrJoin(found->second, ", "),
+                  product.form);
   }
 
  private:
   // Without the rows of a microbatch, which may be fewer than its capacity.
   using Key = std::tuple<ProductForm, int64_t, int64_t>;
-  template <typename Product>
-  static Key KeyOf(ProductForm form, const Product& product) {
-    const bool of_weights = form == ProductForm::kWeightGradient;
-    return {form, of_weights ? product.rows : product.depth, product.columns};
+  static Key KeyOf(const ProductShape& product) {
+    const bool of_weights = product.form == ProductForm::kWeightGradient;
+    return {product.form, of_weights ? product.rows : product.depth, product.columns};
   }
 
   std::map<Key, std::set<std::string>> labels_;
@@ -300,7 +298,7 @@ void AddPredictions(const RunSpec& run, const ProductNames& names, KernelsRecord
   ForEachKernel(inventory, [&](const KernelWork& kernel) {
     const double of_step = microbatches * TimeOf(kernel, *device, run.compute().dtype()).seconds;
     seconds[kernel.name] += of_step;
-    if (kernel.form != ProductForm::kNone) seconds[names.Of(kernel.form, kernel)] += of_step;
+    if (kernel.product.form != ProductForm::kNone) seconds[names.Of(kernel.product)] += of_step;
   });
   ClusterSpec cluster = run.cluster();
   cluster.set_device_model(model);
@@ -321,9 +319,10 @@ ProductTask TaskOf(const RunSpec& run, const KernelWork& kernel, int repeats) {
   const DataType dtype = run.compute().dtype();
   const double operand = dtype == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
   const bool of_loss = kernel.label == "logits";
-  const bool by_relu = (kernel.label == "fc1" && kernel.form == ProductForm::kForward) ||
-                       (kernel.label == "fc2" && kernel.form == ProductForm::kInputGradient);
-  return {.shape = {kernel.form, kernel.rows, kernel.columns, kernel.depth},
+  const ProductForm form = kernel.product.form;
+  const bool by_relu = (kernel.label == "fc1" && form == ProductForm::kForward) ||
+                       (kernel.label == "fc2" && form == ProductForm::kInputGradient);
+  return {.shape = kernel.product,
           .operand = dtype == FLOAT32    ? native::Element::kFloat32
                      : dtype == BFLOAT16 ? native::Element::kBfloat16
                                          : native::Element::kFloat16,
@@ -332,8 +331,8 @@ ProductTask TaskOf(const RunSpec& run, const KernelWork& kernel, int repeats) {
           .bias = !of_loss && HasBiases(run.model()),
           .relu = by_relu && run.model().activation() != GELU,
           // A row of a forward product may not depend on how many rows there are.
-          .may_split = kernel.form == ProductForm::kWeightGradient ||
-                       (of_loss && kernel.form == ProductForm::kInputGradient),
+          .may_split = form == ProductForm::kWeightGradient ||
+                       (of_loss && form == ProductForm::kInputGradient),
           .repeats = repeats};
 }
 
@@ -535,7 +534,7 @@ absl::StatusOr<KernelsRecord> BenchKernels(const BenchOptions& options) {
   for (const TimedKernel& kernel : trainee.traced().StopTrace()) {
     of_name[kernel.name].Add(kernel);
     const ProductShape& product = kernel.product;
-    if (product.form != ProductForm::kNone) of_product[names.Of(product.form, product)].Add(kernel);
+    if (product.form != ProductForm::kNone) of_product[names.Of(product)].Add(kernel);
   }
   KernelsRecord record;
   record.set_name(absl::StrCat("kernels/", NameOf(options.shape, options.size)));
@@ -570,11 +569,10 @@ absl::StatusOr<ProductsRecord> BenchProducts(const BenchOptions& options) {
   record.set_repeats(options.repeats);
   std::vector<std::pair<KernelWork, int>> products;  // with its calls
   ForEachKernel(WorkOf(run), [&](const KernelWork& kernel) {
-    if (kernel.form == ProductForm::kNone) return;
+    if (kernel.product.form == ProductForm::kNone) return;
     const auto same = std::find_if(products.begin(), products.end(), [&](const auto& other) {
-      return other.first.label == kernel.label && other.first.form == kernel.form &&
-             other.first.rows == kernel.rows && other.first.columns == kernel.columns &&
-             other.first.depth == kernel.depth && other.first.result_bytes == kernel.result_bytes;
+      return other.first.label == kernel.label && other.first.product == kernel.product &&
+             other.first.result_bytes == kernel.result_bytes;
     });
     if (same != products.end()) {
       same->second += kernel.launches;
@@ -584,10 +582,10 @@ absl::StatusOr<ProductsRecord> BenchProducts(const BenchOptions& options) {
   });
   for (const auto& [kernel, calls] : products) {
     ProductRecord& product = *record.add_products();
-    product.set_name(NameOf(kernel.label, kernel.form));
-    product.set_rows(kernel.rows);
-    product.set_columns(kernel.columns);
-    product.set_depth(kernel.depth);
+    product.set_name(NameOf(kernel.label, kernel.product.form));
+    product.set_rows(kernel.product.rows);
+    product.set_columns(kernel.product.columns);
+    product.set_depth(kernel.product.depth);
     product.set_calls_per_step(calls);
     for (const ProductWay& way : TimeProduct(run.compute(), TaskOf(run, kernel, options.repeats))) {
       ProductTime& time = *product.add_ways();

@@ -313,10 +313,7 @@ class NotingOps : public CostOps {
           .label = label,
           .flops = 2 * m * n * k,
           .bytes = operand_size() * (m + n) * k + bytes * m * n,
-          .rows = shape.rows,
-          .columns = shape.columns,
-          .depth = shape.depth,
-          .form = shape.form,
+          .product = shape,
           .result_bytes = bytes});
   }
   void WeightGradient(const char* label, int64_t rows, const Tensor& dw) {
@@ -388,9 +385,8 @@ std::unique_ptr<CostOps> MakeCostOps(at::ScalarType operand, bool flash, int64_t
 
 void AddWork(const KernelWork& kernel, int sign, Kernels& kernels) {
   const auto same = std::find_if(kernels.begin(), kernels.end(), [&](const KernelWork& other) {
-    return kernel.name == other.name && kernel.label == other.label && kernel.rows == other.rows &&
-           kernel.columns == other.columns && kernel.depth == other.depth &&
-           kernel.form == other.form && kernel.result_bytes == other.result_bytes &&
+    return kernel.name == other.name && kernel.label == other.label &&
+           kernel.product == other.product && kernel.result_bytes == other.result_bytes &&
            kernel.alone == other.alone;
   });
   if (same == kernels.end()) return kernels.push_back(kernel);

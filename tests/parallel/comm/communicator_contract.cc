@@ -297,14 +297,6 @@ void SumsAreTakenInRankOrder(Communicator& comm) {
   ExpectSums<double>(comm);
 }
 
-void BroadcastReachesEveryRank(Communicator& comm) {
-  for (int root = 0; root < comm.size(); ++root) {
-    Bytes bytes = comm.rank() == root ? Pattern(30000, root) : Bytes(30000);
-    EXPECT_TRUE(comm.Broadcast(View(bytes), root, kSoon).ok());
-    EXPECT_TRUE(bytes == Pattern(30000, root)) << "root " << root;
-  }
-}
-
 void SplitOrdersItsGroupsByKey(Communicator& comm) {
   const int color = comm.rank() % 2;
   auto part = comm.Split(color, -comm.rank());  // the last rank first
@@ -371,7 +363,6 @@ void MisuseIsRefusedAndHarmsNothing(Communicator& comm) {
   ExpectMisuse(comm.Receive(buffer, -1, 0).status(), "rank -1");
   ExpectMisuse(comm.Send(buffer, Next(comm), -1).status(), "tag -1");
   ExpectMisuse(comm.Send(buffer, Next(comm), Communicator::kNumTags).status(), "tag 32767");
-  ExpectMisuse(comm.Broadcast(buffer, comm.size()), "Broadcast from rank");
   const std::vector<Buffer> too_many(comm.size() + 1, buffer);
   ExpectMisuse(comm.AllGather(buffer, too_many).status(), "AllGather");
   const std::vector<Buffer> right(comm.size(), buffer);
@@ -409,7 +400,6 @@ constexpr ContractCase kCases[] = {
     CONTRACT_CASE(AllGatherTakesUnevenSizesInPlace),
     CONTRACT_CASE(TextsOfAnyLengthAreGathered),
     CONTRACT_CASE(SumsAreTakenInRankOrder),
-    CONTRACT_CASE(BroadcastReachesEveryRank),
     CONTRACT_CASE(SplitOrdersItsGroupsByKey),
     CONTRACT_CASE(EqualKeysKeepTheOrderOfRanks),
     CONTRACT_CASE(WhoeverGivesNoColourIsInNoGroup),

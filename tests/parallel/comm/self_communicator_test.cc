@@ -23,7 +23,6 @@ TEST(SelfCommunicator, CollectivesLeaveTheBufferAsItIs) {
   std::vector<double> doubles = {0.1, 0.2};
   EXPECT_TRUE(comm.AllReduceSum(std::span<float>(floats)).ok());
   EXPECT_TRUE(comm.AllReduceSum(std::span<double>(doubles)).ok());
-  EXPECT_TRUE(comm.Broadcast(Buffer::Of(std::span<float>(floats)), 0).ok());
   EXPECT_TRUE(comm.Barrier().ok());
   EXPECT_THAT(floats, ElementsAre(1.0f, -2.0f));
   EXPECT_THAT(doubles, ElementsAre(0.1, 0.2));
@@ -36,7 +35,6 @@ TEST(SelfCommunicator, HasNobodyToTalkTo) {
   EXPECT_EQ(buffer.bytes, 8);
   EXPECT_THAT(comm.Send(buffer, 0, 3).status().message(), HasSubstr("Send to rank 0 with tag 3"));
   EXPECT_EQ(comm.Receive(buffer, 1, 0).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(comm.Broadcast(buffer, 1).code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -28,9 +28,7 @@ DeviceModel Round() {
 KernelWork Product(int64_t rows, int64_t columns, int64_t depth) {
   return {.name = "product",
           .flops = 2.0 * static_cast<double>(rows * columns * depth),
-          .rows = rows,
-          .columns = columns,
-          .depth = depth};
+          .product = {.rows = rows, .columns = columns, .depth = depth}};
 }
 
 TEST(Roofline, AProductIsAsLongAsItsWavesOfTiles) {
