@@ -84,9 +84,6 @@ class PipelineStage : public Stage {
   std::vector<Buffer> Buffers(Boundary boundary, int chunk, int microbatch) override;
   void Release(Boundary boundary, int chunk, int microbatch) override;
 
-  // After the schedule: GradientSums::Finish.
-  absl::Status FinishStep() { return sums_.Finish(); }
-
   // The loss of each of the rank's microbatches, summed over its target tokens, after a
   // DeviceSession::ReadBack. Zeros before its Forward of the output layer and on ranks without it.
   const std::vector<LossSums>& losses() const { return losses_; }

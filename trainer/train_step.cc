@@ -65,7 +65,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
                          result.trace.events.end());
   }
   if (traced.heartbeat != nullptr) traced.heartbeat->Act("sums over ranks");
-  RETURN_IF_ERROR(context.stage->FinishStep());
+  RETURN_IF_ERROR(context.sums->Finish());
 
   // The norm waits for the device, so the losses are there too.
   TraceSpan norm(trace, {.kind = TraceKind::kNorm});

@@ -33,10 +33,7 @@ EvaluateOptions OptionsOf(const RunSpec& run, const Corpus& corpus) {
       .sentences = run.train().validate_sentences(),
       .samples = run.train().sample_translations(),
       .translates = IsEncoderDecoder(run.model()) && CheckRowsAreIndependent(run.model()).ok(),
-      .tags = run.data().tags(),
-      .architecture = run.model().architecture(),
-      .mlm_probability = run.data().mlm_probability(),
-      .decode = run.decode(),
+      .run = run,
       // The model that trains has the rest of a GPU's memory.
       .limits = {.batch_tokens = BatchTokens(run.decode(), /*on_gpu=*/false)}};
   const MicrobatchSpec& capacity = run.data().microbatch();

@@ -56,10 +56,7 @@ EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, const Bat
           .spm_file = path("spm"),
           .output_folder = path("output"),
           .translates = IsEncoderDecoder(run.model()),
-          .tags = run.data().tags(),
-          .architecture = run.model().architecture(),
-          .mlm_probability = run.data().mlm_probability(),
-          .decode = run.decode(),
+          .run = run,
           .limits = limits,
           .share = {.part = world.rank(), .num_parts = world.size(), .gather = gather}};
 }

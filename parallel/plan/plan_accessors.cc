@@ -50,6 +50,7 @@ Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute) {
   const bool on_cpu = compute.device().empty() || compute.device() == "cpu";
   Speeds speeds = on_cpu ? Speeds() : GpuSpeeds(cluster.device_model(), compute.dtype());
   speeds.graphs = !on_cpu && compute.cuda_graphs();
+  speeds.operands = compute.dtype();
   speeds.states_flops = cluster.flops_per_second() > 0;
   Set(cluster.flops_per_second(), speeds.flops_per_second);
   Set(cluster.optimizer_params_per_second(), speeds.optimizer_params_per_second);

@@ -34,6 +34,7 @@ struct Speeds {
   double flops_per_second = 1e11;              // in matrix products
   bool states_flops = false;                   // the cluster states that rate
   bool graphs = false;                         // compute.cuda_graphs
+  DataType operands = DATA_TYPE_UNSPECIFIED;   // compute.dtype
   double optimizer_params_per_second = 2.5e8;  // weights of its share that a rank updates
   double refresh_seconds = 0;                  // for each weight of a rank, after an update
   Network network = {.inside_node = {.latency_seconds = 2e-5, .bytes_per_second = 4e9},

@@ -207,8 +207,7 @@ void Finish(const Request& request, const DataSpec& data, Plan& plan) {
     *plan.add_stages() = std::move(copy);
   }
   if (!request.speeds.device.has_value()) return;
-  *plan.mutable_prediction() =
-      Predict(plan, *request.inventory, data, request.speeds, request.operands);
+  *plan.mutable_prediction() = Predict(plan, *request.inventory, data, request.speeds);
 }
 
 // Returns what keeping the default's virtual replicas apart costs `plan`: memory, for which ranks

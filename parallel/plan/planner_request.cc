@@ -191,7 +191,6 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettin
   Request request{.inventory = &inventory,
                   .rules = MakeMemoryRules(compute),
                   .speeds = MakeSpeeds(cluster, compute),
-                  .operands = compute.dtype(),
                   .seconds = {},
                   .global_microbatches = std::max(1, data.global_microbatches()),
                   .virtual_replicas = optim.virtual_replicas(),
@@ -207,7 +206,7 @@ absl::StatusOr<Request> MakeRequest(const Inventory& inventory, const PlanSettin
   request.rules.snapshot = !request.rules.gpu && !parallel.blocking_saves();
   request.rules.average = optim.ema_decay() > 0;
   request.rules.instruments = instruments.every_steps() > 0;
-  request.seconds = MakeLayerSeconds(inventory, request.speeds, request.operands);
+  request.seconds = MakeLayerSeconds(inventory, request.speeds);
   RETURN_IF_ERROR(ReadSchedule(parallel.schedule(), request));
   RETURN_IF_ERROR(KeepInOnePiece(inventory, request));
   if (parallel.recompute() != RECOMPUTE_UNSPECIFIED) {

@@ -25,8 +25,7 @@ struct Request {
   const Inventory* inventory = nullptr;
   MemoryRules rules;
   Speeds speeds;
-  DataType operands = DATA_TYPE_UNSPECIFIED;  // compute.dtype
-  std::vector<LayerSeconds> seconds;          // [layer of the inventory]
+  std::vector<LayerSeconds> seconds;  // [layer of the inventory]
   int global_microbatches = 1;
   int virtual_replicas = 0;       // 0: as many as there are replicas
   bool one_sum_per_rank = false;  // parallel.gradient_sum is FAST

@@ -66,27 +66,27 @@ struct ListTime {
 
   // At most: a graph ends before each launch that it cannot take.
   double graph_launches() const { return 2 * alone + (launches - alone) / kGraphLaunches; }
-  double host(const DeviceModel& device_model, bool graphs) const {
-    if (!graphs) return launches * device_model.launch_seconds();
-    return graph_launches() * device_model.launch_seconds() + (launches - alone) * kNoteSeconds;
+  double host(const Speeds& speeds) const {
+    const double launch = speeds.device->launch_seconds();
+    if (!speeds.graphs) return launches * launch;
+    return graph_launches() * launch + (launches - alone) * kNoteSeconds;
   }
 };
 
-ListTime TimeOfList(const std::vector<KernelWork>& kernels, const DeviceModel& device,
-                    DataType operands) {
+ListTime TimeOfList(const std::vector<KernelWork>& kernels, const Speeds& speeds) {
   ListTime time;
   for (const KernelWork& kernel : kernels) {
-    time.device += TimeOf(kernel, device, operands).seconds;
+    time.device += TimeOf(kernel, *speeds.device, speeds.operands).seconds;
     time.launches += kernel.launches;
     if (kernel.alone) time.alone += kernel.launches;
   }
   return time;
 }
 
-LayerSeconds SecondsOf(const LayerWork& work, const Speeds& speeds, DataType operands) {
+LayerSeconds SecondsOf(const LayerWork& work, const Speeds& speeds) {
   const auto of = [&](const std::vector<KernelWork>& kernels) {
-    const ListTime time = TimeOfList(kernels, *speeds.device, operands);
-    return std::max(time.device, time.host(*speeds.device, speeds.graphs));
+    const ListTime time = TimeOfList(kernels, speeds);
+    return std::max(time.device, time.host(speeds));
   };
   LayerSeconds seconds = {.forward = of(work.forward),
                           .backward_input = of(work.backward_input),
@@ -110,21 +110,20 @@ LayerSeconds SecondsByOperations(const Layer& layer, double flops_per_second) {
 // Kernels by the names that people read, with what they take in a step of one rank.
 class Ledger {
  public:
-  Ledger(const Speeds& speeds, DataType operands)
-      : device_(*speeds.device), graphs_(speeds.graphs), operands_(operands) {}
+  explicit Ledger(const Speeds& speeds) : speeds_(speeds) {}
 
   // `pass`: what the kernels are part of; `times`: of the list, in a step.
   void Add(const std::vector<KernelWork>& kernels, const char* pass, double times) {
-    const ListTime list = TimeOfList(kernels, device_, operands_);
+    const ListTime list = TimeOfList(kernels, speeds_);
     for (const KernelWork& kernel : kernels) {
-      const KernelTime time = TimeOf(kernel, device_, operands_);
+      const KernelTime time = TimeOf(kernel, *speeds_.device, speeds_.operands);
       AddTo(kernel.label.empty() ? kernel.name : absl::StrCat(kernel.label, " (", pass, ")"),
             time.seconds * times, time.bound, kernel.launches * times);
     }
     launches_ += list.launches * times;
     graph_launches_ += list.graph_launches() * times;
     // The device waits for what the host has not launched yet.
-    const double host = list.host(device_, graphs_) - list.device;
+    const double host = list.host(speeds_) - list.device;
     if (host > 0) AddTo("launches by the host", host * times, "host", 0);
   }
 
@@ -152,9 +151,7 @@ class Ledger {
     kernel.set_launches(kernel.launches() + std::llround(launches));
   }
 
-  const DeviceModel& device_;
-  const bool graphs_;
-  const DataType operands_;
+  const Speeds& speeds_;
   std::map<std::string, KernelPrediction> kernels_;
   std::map<std::string, double> longest_;
   double launches_ = 0, graph_launches_ = 0;
@@ -175,12 +172,11 @@ KernelTime TimeOf(const KernelWork& kernel, const DeviceModel& device, DataType 
   return {.seconds = work + start, .bound = start > work ? "start" : of_work};
 }
 
-std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds,
-                                           DataType operands) {
+std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds) {
   std::vector<LayerSeconds> of_work, seconds;
   const bool known = KnowsWork(inventory, speeds);
   for (const LayerWork& work : inventory.work) {
-    if (known) of_work.push_back(SecondsOf(work, speeds, operands));
+    if (known) of_work.push_back(SecondsOf(work, speeds));
   }
   for (const Layer& layer : inventory.layers) {
     seconds.push_back(known ? of_work[layer.work]
@@ -190,12 +186,12 @@ std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Spe
 }
 
 Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec& data,
-                   const Speeds& speeds, DataType operands) {
+                   const Speeds& speeds) {
   Prediction prediction;
   prediction.set_device_model(speeds.device->name());
   double flops = 0;
   for (const StagePlan& stage : plan.stages()) flops += stage.flops_per_step();
-  const double peak = PeakFlops(*speeds.device, operands) * plan.stages_size();
+  const double peak = PeakFlops(*speeds.device, speeds.operands) * plan.stages_size();
   prediction.set_mfu(flops / peak / plan.step_seconds());
   const MicrobatchSpec& microbatch = data.microbatch();
   const double tokens = static_cast<double>(microbatch.max_source_tokens()) +
@@ -207,7 +203,7 @@ Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec&
                                                 &StagePlan::busy_seconds);
   const int microbatches =
       MicrobatchesOf(plan.global_microbatches(), plan.data_parallel_size(), 0).Count();
-  Ledger ledger(speeds, operands);
+  Ledger ledger(speeds);
   for (const ChunkPlan& chunk : plan.chunks()) {
     if (chunk.rank() != slowest->rank()) continue;
     for (int l = chunk.first_layer(); l < chunk.end_layer(); ++l) {

@@ -30,13 +30,12 @@ struct LayerSeconds {
 // Returns the seconds of each layer. Where the inventory knows no work, or the cluster states a
 // rate for all products, they are operations of matrix products over speeds.flops_per_second, as
 // many forward as in both parts of the backward pass each; a loss does all in its forward pass.
-std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds,
-                                           DataType operands);
+std::vector<LayerSeconds> MakeLayerSeconds(const Inventory& inventory, const Speeds& speeds);
 
 // Returns what is said of a plan beyond its step: MFU, tokens, and the kernels that its slowest
 // rank spends most on. `plan` has stages of all ranks. Only where the speeds have a device.
 Prediction Predict(const Plan& plan, const Inventory& inventory, const DataSpec& data,
-                   const Speeds& speeds, DataType operands);
+                   const Speeds& speeds);
 
 // One or two lines: what is predicted for which device.
 std::string PredictionText(const Prediction& prediction);

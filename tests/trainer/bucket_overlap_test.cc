@@ -72,7 +72,7 @@ class Replica {
         RETURN_IF_ERROR(stage_.BackwardWeight(0, m));
       }
     }
-    return stage_.FinishStep();
+    return sums_.Finish();
   }
 
   const std::vector<int>& started() const { return started_; }  // first layers of buckets, in order

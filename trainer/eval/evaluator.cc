@@ -128,9 +128,9 @@ struct Evaluator {
       return DataError(
           absl::StrCat("direction ", route.Name(), ": the model has no such language"));
     }
-    const absl::StatusOr<SentenceScores> scores =
-        Gather(options.share,
-               ScoreSentences(text, route.Name(), {options.tags, *source_tag, *target_tag}));
+    const absl::StatusOr<SentenceScores> scores = Gather(
+        options.share,
+        ScoreSentences(text, route.Name(), {options.run.data().tags(), *source_tag, *target_tag}));
     RETURN_IF_ERROR(WithPrefix(route.Name(), scores.status()));
 
     DirectionScore& score = *record.add_directions();
@@ -180,12 +180,12 @@ struct Evaluator {
   // Sentence i as the model learns it. What a masked model does not see is the same every time.
   EncodedPair Encode(const ParallelSentences& text, size_t i, const std::string& direction,
                      const DirectionTags& tags) const {
-    switch (options.architecture) {
+    switch (options.run.model().architecture()) {
       case DECODER_ONLY:
         return EncodeTargetSide(tags, vocabulary.Encode(text.target[i]));
       case ENCODER_ONLY:
         return EncodeSourceSide(tags, vocabulary.Encode(text.source[i]),
-                                {options.mlm_probability, vocabulary.first_tag()},
+                                {options.run.data().mlm_probability(), vocabulary.first_tag()},
                                 {.direction = direction, .pair = static_cast<int64_t>(i)});
       default:
         return EncodePair(tags, vocabulary.Encode(text.source[i]),
@@ -222,7 +222,8 @@ struct Evaluator {
   absl::StatusOr<std::vector<Translation>> Translate(std::span<const std::string> sources,
                                                      size_t first,
                                                      const DirectionTags& tags) const {
-    ASSIGN_OR_RETURN(SearchOptions search, MakeSearchOptions(options.decode, vocabulary.TagIds()));
+    ASSIGN_OR_RETURN(SearchOptions search,
+                     MakeSearchOptions(options.run.decode(), vocabulary.TagIds()));
     search.nbest = 1;
     Translator translator(scorer, codec, MakeTagFrame(tags),
                           {.search = std::move(search),

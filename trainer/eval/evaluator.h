@@ -9,7 +9,6 @@
 
 #include "absl/status/statusor.h"
 
-#include "proto/decode.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"
@@ -47,10 +46,7 @@ struct EvaluateOptions {
   int samples = 0;                      // sentences whose translations the record has
   std::string output_folder;            // where <direction>.hyp and .ref go; empty: nowhere
   bool translates = true;               // false: nll alone
-  TagStyle tags = TARGET_TAG_ON_SOURCE;
-  Architecture architecture = ENCODER_DECODER;  // others do not translate
-  double mlm_probability = 0.0;                 // ENCODER_ONLY: data.mlm_probability
-  DecodeSpec decode;                            // its defaults filled in
+  RunSpec run;  // of the model: its architecture, tags and masking, decode with defaults filled in
   BatchLimits limits;
   EvaluateShare share;  // default: this evaluator alone
   // Called with the direction that begins and the fraction of them that are done.

@@ -80,8 +80,8 @@ TEST(Roofline, ALayerIsAsLongAsTheDeviceOrTheHostNeeds) {
   work.forward = {{.name = "copy", .bytes = 1e6}};                        // 2 ms, 1 launch
   work.backward_input = {{.name = "copy", .launches = 5, .bytes = 1e6}};  // 5 launches
   work.recompute[SELECTIVE_FFN] = {{.name = "copy", .bytes = 2e6}};
-  Speeds speeds{.device = Round(), .flops_per_second = 1e9};
-  const LayerSeconds seconds = MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0];
+  Speeds speeds{.device = Round(), .flops_per_second = 1e9, .operands = BFLOAT16};
+  const LayerSeconds seconds = MakeLayerSeconds(OneLayer(work), speeds)[0];
   EXPECT_NEAR(seconds.forward, 2e-3, 1e-9);
   EXPECT_NEAR(seconds.backward_input, 5e-3, 1e-9);
   EXPECT_EQ(seconds.backward_weight, 0);
@@ -89,13 +89,13 @@ TEST(Roofline, ALayerIsAsLongAsTheDeviceOrTheHostNeeds) {
   EXPECT_EQ(seconds.recompute[NONE], 0);
   // A stated rate, or a device without a model, goes by operations.
   speeds.states_flops = true;
-  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].backward_weight, 1.0);
+  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds)[0].backward_weight, 1.0);
   speeds = {.flops_per_second = 1e9};
-  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 1.0);
+  EXPECT_EQ(MakeLayerSeconds(OneLayer(work), speeds)[0].forward, 1.0);
   Inventory loss = OneLayer(work);
   loss.layers[0].computes_loss = true;
-  EXPECT_EQ(MakeLayerSeconds(loss, speeds, BFLOAT16)[0].forward, 3.0);
-  EXPECT_EQ(MakeLayerSeconds(loss, speeds, BFLOAT16)[0].backward_input, 0.0);
+  EXPECT_EQ(MakeLayerSeconds(loss, speeds)[0].forward, 3.0);
+  EXPECT_EQ(MakeLayerSeconds(loss, speeds)[0].backward_input, 0.0);
 }
 
 TEST(Roofline, APredictionNamesWhatTheSlowestRankSpendsMostOn) {
@@ -115,8 +115,8 @@ TEST(Roofline, APredictionNamesWhatTheSlowestRankSpendsMostOn) {
   chunk.set_recompute(NONE);
   DataSpec data;
   data.mutable_microbatch()->set_max_target_tokens(50);
-  const Speeds speeds{.device = Round()};
-  const Prediction prediction = Predict(plan, inventory, data, speeds, BFLOAT16);
+  const Speeds speeds{.device = Round(), .operands = BFLOAT16};
+  const Prediction prediction = Predict(plan, inventory, data, speeds);
   EXPECT_NEAR(prediction.mfu(), 0.1, 1e-9);
   EXPECT_NEAR(prediction.tokens_per_second(), 2000, 1e-6);
   EXPECT_EQ(prediction.launches(), 4 * 11);
@@ -135,13 +135,12 @@ TEST(Roofline, GraphsTakeAllLaunchesButThoseThatTheyCannot) {
   LayerWork work;
   work.forward = {{.name = "short", .launches = 512}, {.name = "sized", .launches = 3}};
   work.forward[1].alone = true;
-  Speeds speeds{.device = Round()};
-  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 515e-3, 1e-9);
+  Speeds speeds{.device = Round(), .operands = BFLOAT16};
+  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds)[0].forward, 515e-3, 1e-9);
   speeds.graphs = true;
   // Two graphs of 256, a launch for each of the three and for what is between them; the host notes
   // what the graphs take.
-  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds, BFLOAT16)[0].forward, 8e-3 + 512 * 0.5e-6,
-              1e-9);
+  EXPECT_NEAR(MakeLayerSeconds(OneLayer(work), speeds)[0].forward, 8e-3 + 512 * 0.5e-6, 1e-9);
 }
 
 }  // namespace

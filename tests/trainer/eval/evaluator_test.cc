@@ -152,10 +152,11 @@ class EvaluateTest : public ::testing::Test {
  protected:
   static EvaluateOptions Options() {
     EvaluateOptions options;
-    options.decode.set_beam_size(2);
-    options.decode.set_nbest(2);
-    options.decode.set_length_penalty(1);
-    options.decode.set_max_tokens(400);
+    DecodeSpec& decode = *options.run.mutable_decode();
+    decode.set_beam_size(2);
+    decode.set_nbest(2);
+    decode.set_length_penalty(1);
+    decode.set_max_tokens(400);
     return options;
   }
 
@@ -343,9 +344,9 @@ TEST_F(EvaluateTest, AModelOfOneStackHasTheLikelihoodOfItsSideAlone) {
     EvaluateOptions options = Options();
     options.directions = {"de-en"};
     options.translates = false;
-    options.tags = M2M;
-    options.architecture = architecture;
-    options.mlm_probability = 0.3;
+    options.run.mutable_data()->set_tags(M2M);
+    options.run.mutable_data()->set_mlm_probability(0.3);
+    options.run.mutable_model()->set_architecture(architecture);
     const auto record = Run(options);
     ASSERT_TRUE(record.ok()) << record.status();
     std::vector<EncodedPair> pairs;
