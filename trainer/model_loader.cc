@@ -96,10 +96,10 @@ absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& ru
     languages = absl::NotFoundError(absl::StrCat(list, ": not found; is this a run folder?"));
   }
   if (!languages.ok()) return WithExitCode(languages.status(), ExitCode::kCheckpoint);
-  auto vocabulary =
-      Vocabulary::Open(absl::StrCat(run_folder, "/", kRunTokenizerFile), *std::move(languages));
-  if (!vocabulary.ok()) return WithExitCode(vocabulary.status(), ExitCode::kCheckpoint);
-  return std::make_unique<Vocabulary>(std::move(*vocabulary));
+  const std::string model = absl::StrCat(run_folder, "/", kRunTokenizerFile);
+  ASSIGN_OR_RETURN(Vocabulary vocabulary,
+                   WithExitCode(Vocabulary::Open(model, *languages), ExitCode::kCheckpoint));
+  return std::make_unique<Vocabulary>(std::move(vocabulary));
 }
 
 // Returns the vocabulary beside a checkpoint, which must be the one that it was made with.

@@ -101,9 +101,9 @@ class RunResolver {
 
   absl::Status OpenCorpus() {
     RunSpec& run = resolved_.run;
-    auto corpus = Corpus::Open(PathOf(run.data().folder()));
-    if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-    resolved_.corpus = std::make_unique<Corpus>(std::move(*corpus));
+    ASSIGN_OR_RETURN(Corpus corpus,
+                     WithExitCode(Corpus::Open(PathOf(run.data().folder())), ExitCode::kData));
+    resolved_.corpus = std::make_unique<Corpus>(std::move(corpus));
     RETURN_IF_ERROR(WithExitCode(resolved_.corpus->CheckTexts("dev"), ExitCode::kData));
     RETURN_IF_ERROR(WithExitCode(
         ResolveDataSpec(*resolved_.corpus, run.mutable_data(), run.model().architecture()),

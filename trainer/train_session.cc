@@ -65,10 +65,9 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenFolder(const ResolvedRun& res
                                                           FileSystem& fs) {
   RETURN_IF_ERROR(SaveVocabulary(fs, resolved.corpus->folder() + "/" + kTokenizerFile,
                                  resolved.corpus->vocabulary().languages(), resolved.folder));
-  auto metrics =
-      MetricsWriter::Open(fs, JoinPath(resolved.folder, kMetricsFile), resolved.state.step());
-  if (!metrics.ok()) return WithExitCode(metrics.status(), ExitCode::kCheckpoint);
-  return metrics;
+  return WithExitCode(
+      MetricsWriter::Open(fs, JoinPath(resolved.folder, kMetricsFile), resolved.state.step()),
+      ExitCode::kCheckpoint);
 }
 
 // Returns the stated peak of all ranks' GPUs together, in operations a second; 0: of one of them it

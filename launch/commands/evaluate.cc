@@ -31,9 +31,7 @@ absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
   const std::string& folder = given.empty() ? run.data().folder() : given;
   // An imported checkpoint was trained on a corpus that nobody here knows.
   if (folder.empty()) return BadFlag("--data: required; the checkpoint names no corpus");
-  absl::StatusOr<Corpus> corpus = Corpus::Open(ResolvePath(line, folder));
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  return corpus;
+  return WithExitCode(Corpus::Open(ResolvePath(line, folder)), ExitCode::kData);
 }
 
 EvaluateOptions OptionsOf(const CommandLine& line, const RunSpec& run, const BatchLimits& limits,

@@ -108,9 +108,7 @@ Command AuditCommand() {
 }
 
 absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const std::string& folder) {
-  absl::StatusOr<Corpus> corpus = Corpus::Open(ResolvePath(line, folder));
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  return corpus;
+  return WithExitCode(Corpus::Open(ResolvePath(line, folder)), ExitCode::kData);
 }
 
 absl::Status RunAdminProfile(const CommandLine& line) {

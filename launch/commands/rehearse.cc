@@ -334,17 +334,16 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
   if (run.data().folder().empty() || absl::IsNotFound(ReadManifest(folder).status())) {
     return nullptr;
   }
-  absl::StatusOr<Corpus> corpus = Corpus::Open(folder);
-  if (!corpus.ok()) return WithExitCode(corpus.status(), ExitCode::kData);
-  const int64_t size = corpus->vocabulary().size();
+  ASSIGN_OR_RETURN(Corpus corpus, WithExitCode(Corpus::Open(folder), ExitCode::kData));
+  const int64_t size = corpus.vocabulary().size();
   if (run.model().vocabulary_size() != size) {
     return ConfigError("model.vocabulary_size: ", run.model().vocabulary_size(), ": the corpus ",
                        run.data().folder(), " has a vocabulary of ", size);
   }
   DataSpec data = run.data();
-  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(*corpus, &data, run.model().architecture()),
+  RETURN_IF_ERROR(WithExitCode(ResolveDataSpec(corpus, &data, run.model().architecture()),
                                ExitCode::kBadConfig));
-  std::unique_ptr<RehearsalData> made(new RehearsalData(*std::move(corpus)));
+  std::unique_ptr<RehearsalData> made(new RehearsalData(std::move(corpus)));
   auto source =
       CorpusBatchSource::Make(data, run.seed(), &made->corpus_, run.model().architecture());
   if (!source.ok()) return WithExitCode(source.status(), ExitCode::kBadConfig);
@@ -355,10 +354,9 @@ absl::StatusOr<std::unique_ptr<RehearsalData>> RehearsalData::Open(const RunSpec
 absl::StatusOr<int64_t> RehearsalData::Fetch(int64_t step) {
   const absl::MutexLock lock(&mutex_);
   if (step == step_) return target_tokens_;
-  const absl::StatusOr<StepBatch> batch = batches_->ForStep(step);
-  if (!batch.ok()) return WithExitCode(batch.status(), ExitCode::kData);
+  ASSIGN_OR_RETURN(const StepBatch batch, WithExitCode(batches_->ForStep(step), ExitCode::kData));
   step_ = step;
-  target_tokens_ = batch->num_target_tokens;
+  target_tokens_ = batch.num_target_tokens;
   return target_tokens_;
 }
 

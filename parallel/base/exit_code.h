@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
 namespace deepnet {
@@ -28,15 +29,43 @@ enum class ExitCode {
 // Returns `status` with `code` attached. An OK status stays as it is, and so does an earlier code.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
-// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig; the message is made of
-// what absl::StrCat takes.
+// Returns `status` with "<prefix>: " in front of its message. Its code and its payloads, and so the
+// exit code, stay. An OK status stays as it is.
+absl::Status WithPrefix(std::string_view prefix, const absl::Status& status);
+
+// The same of results: a value stays as it is.
+template <typename T>
+absl::StatusOr<T> WithExitCode(absl::StatusOr<T> result, ExitCode code) {
+  if (!result.ok()) return WithExitCode(result.status(), code);
+  return result;
+}
+template <typename T>
+absl::StatusOr<T> WithPrefix(std::string_view prefix, absl::StatusOr<T> result) {
+  if (!result.ok()) return WithPrefix(prefix, result.status());
+  return result;
+}
+
+// Returns an error of that code; its message is made of what absl::StrCat takes.
+template <typename... Parts>
+absl::Status InvalidArgument(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status FailedPrecondition(const Parts&... parts) {
+  return absl::FailedPreconditionError(absl::StrCat(parts...));
+}
+template <typename... Parts>
+absl::Status DataLoss(const Parts&... parts) {
+  return absl::DataLossError(absl::StrCat(parts...));
+}
+// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig.
 template <typename... Parts>
 absl::Status PreflightError(const Parts&... parts) {
-  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(parts...)), ExitCode::kPreflight);
+  return WithExitCode(FailedPrecondition(parts...), ExitCode::kPreflight);
 }
 template <typename... Parts>
 absl::Status ConfigError(const Parts&... parts) {
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(parts...)), ExitCode::kBadConfig);
+  return WithExitCode(InvalidArgument(parts...), ExitCode::kBadConfig);
 }
 
 bool HasExitCode(const absl::Status& status);  // one was attached
@@ -45,9 +74,5 @@ bool HasExitCode(const absl::Status& status);  // one was attached
 // that of a bug, of Internal alone; bad arguments are kBadConfig; what peers do to a rank, given up
 // or out of time, is kPeerLost or kHang; and whatever else the world does is kData.
 ExitCode GetExitCode(const absl::Status& status);
-
-// Returns `status` with "<prefix>: " in front of its message. Its code and its payloads, and so the
-// exit code, stay. An OK status stays as it is.
-absl::Status WithPrefix(std::string_view prefix, const absl::Status& status);
 
 }  // namespace deepnet

@@ -34,8 +34,7 @@ absl::Status StatusOf(int result, const char* what, const std::string& path) {
 }
 
 absl::Status LinkStatus(const std::string& path) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("'", path, "' is a symbolic link; nothing is written through it"));
+  return FailedPrecondition("'", path, "' is a symbolic link; nothing is written through it");
 }
 
 // Returns the names in an open folder, without "." and "..".
@@ -65,8 +64,7 @@ absl::Status VisitTree(int parent, const char* name, const std::string& path, Vi
   const bool is_folder = S_ISDIR(info.stx_mode);
   if (is_folder) {
     if ((info.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("'", path, "' is a mount point; it is not deleted"));
+      return FailedPrecondition("'", path, "' is a mount point; it is not deleted");
     }
     const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     const int fd = TEMP_FAILURE_RETRY(openat(parent, name, flags));
@@ -162,9 +160,9 @@ class PosixFileSystem final : public FileSystem {
     struct stat info;
     if (stat(path.c_str(), &info) != 0) return ErrnoStatus("look at", path);
     if (!S_ISREG(info.st_mode)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("'", path, "' is ",
-                       S_ISDIR(info.st_mode) ? "a folder" : "a pipe or a device", ", not a file"));
+      return FailedPrecondition("'", path, "' is ",
+                                S_ISDIR(info.st_mode) ? "a folder" : "a pipe or a device",
+                                ", not a file");
     }
     return static_cast<int64_t>(info.st_size);
   }
@@ -348,14 +346,12 @@ absl::StatusOr<std::string> FollowOwnLinks(std::string path) {
     struct stat info;
     if (lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
     if (info.st_uid != geteuid() && info.st_uid != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("'", path, "' is a symbolic link that another user made"));
+      return FailedPrecondition("'", path, "' is a symbolic link that another user made");
     }
     std::error_code error;
     const auto target = std::filesystem::read_symlink(path, error);
     if (error || links == kMaxLinks) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("'", path, "' is a symbolic link to itself"));
+      return FailedPrecondition("'", path, "' is a symbolic link to itself");
     }
     path = (std::filesystem::path(ParentFolder(path)) / target).lexically_normal().string();
   }
@@ -385,8 +381,8 @@ absl::StatusOr<std::string> ReadWholeFile(FileSystem& fs, const std::string& pat
                                           int64_t limit_bytes) {
   ASSIGN_OR_RETURN(const int64_t bytes, fs.Size(path));
   if (bytes > limit_bytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", path, "' has ", bytes, " bytes; at most ", limit_bytes, " make sense"));
+    return FailedPrecondition("'", path, "' has ", bytes, " bytes; at most ", limit_bytes,
+                              " make sense");
   }
   std::string contents(static_cast<size_t>(bytes), '\0');
   ASSIGN_OR_RETURN(const int64_t read, fs.ReadAt(path, 0, contents));
@@ -404,8 +400,8 @@ absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, int64_t limi
     if (bytes == 0) return contents;
     contents.append(block, 0, static_cast<size_t>(bytes));
     if (static_cast<int64_t>(contents.size()) > limit_bytes) {
-      return absl::FailedPreconditionError(absl::StrCat("'", path, "' has more than ", limit_bytes,
-                                                        " bytes, the most that make sense"));
+      return FailedPrecondition("'", path, "' has more than ", limit_bytes,
+                                " bytes, the most that make sense");
     }
   }
 }
@@ -443,12 +439,11 @@ absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Begin(FileSyst
   ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
   if (type == FileType::kLink) return LinkStatus(path);
   if (type == FileType::kOther) {
-    return absl::FailedPreconditionError(absl::StrCat("'", path, "' is no regular file"));
+    return FailedPrecondition("'", path, "' is no regular file");
   }
   auto replacement = std::unique_ptr<FileReplacement>(new FileReplacement(fs, path));
-  auto file = fs.CreateNew(replacement->unfinished_);
-  RETURN_IF_ERROR(WithPrefix(absl::StrCat("cannot write '", path, "'"), file.status()));
-  replacement->file_ = *std::move(file);
+  ASSIGN_OR_RETURN(replacement->file_, WithPrefix(absl::StrCat("cannot write '", path, "'"),
+                                                  fs.CreateNew(replacement->unfinished_)));
   return replacement;
 }
 

@@ -143,9 +143,9 @@ absl::Status CheckMessage(Communicator::Direction direction, const Communicator&
   const bool good = peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 &&
                     tag < Communicator::kNumTags;
   if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      MessageText(direction, peer), " with tag ", tag, ": this is rank ", comm.rank(), " of ",
-      comm.size(), "; a peer is another of them, a tag less than ", Communicator::kNumTags));
+  return InvalidArgument(MessageText(direction, peer), " with tag ", tag, ": this is rank ",
+                         comm.rank(), " of ", comm.size(),
+                         "; a peer is another of them, a tag less than ", Communicator::kNumTags);
 }
 
 std::unique_ptr<Transfer> JoinTransfers(std::string name,
@@ -180,9 +180,9 @@ Communicator::TransferOr MessageCommunicator::AllGather(Buffer mine, std::span<c
 
 Communicator::TransferOr MessageCommunicator::StartChecked(const Message& message) {
   if (message.buffer.device.kind == Device::Kind::kHost) return Start(message);
-  return absl::InvalidArgumentError(absl::StrCat(
-      message.sends() ? "Send of " : "Receive of ", message.buffer.bytes, " B on accelerator ",
-      message.buffer.device.index, ": this communicator moves host memory only"));
+  return InvalidArgument(message.sends() ? "Send of " : "Receive of ", message.buffer.bytes,
+                         " B on accelerator ", message.buffer.device.index,
+                         ": this communicator moves host memory only");
 }
 
 Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
@@ -191,13 +191,12 @@ Communicator::TransferOr MessageCommunicator::Exchange(const char* call,
   RETURN_IF_ERROR(CheckAlive(call));
   for (const size_t count : {send.size(), receive.size()}) {
     if (count == static_cast<size_t>(size())) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(call, ": ", count, " buffers in a group of ", size()));
+    return InvalidArgument(call, ": ", count, " buffers in a group of ", size());
   }
   const Buffer &from = send[rank()], &to = receive[rank()];
   if (from.bytes != to.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(call, ": the own part has ", from.bytes,
-                                                   " B to send and ", to.bytes, " B to receive"));
+    return InvalidArgument(call, ": the own part has ", from.bytes, " B to send and ", to.bytes,
+                           " B to receive");
   }
   if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, from.bytes);
   std::vector<std::unique_ptr<Transfer>> parts;

@@ -237,8 +237,7 @@ class MpiProgress : public MessageBackend {
   void Finish(MpiMessage& message) {
     const bool whole = message.sends() || message.received_bytes == message.buffer.bytes;
     if (message.status.ok() && !whole) {
-      message.status = absl::InvalidArgumentError(
-          absl::StrCat("the peer states ", message.received_bytes, " B"));
+      message.status = InvalidArgument("the peer states ", message.received_bytes, " B");
     }
     const MutexLock lock(mutex);
     message.Finish(message.status);

@@ -386,8 +386,7 @@ class Lanes {
   absl::Status Connect(const Communicator::Connections& connections, absl::Duration limit) {
     if (control_->size() == 1) return absl::OkStatus();
     if (connections.scratch.bytes < 2 * kTrialBytes * control_->size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Connect: ", connections.scratch.bytes, " B of scratch memory"));
+      return InvalidArgument("Connect: ", connections.scratch.bytes, " B of scratch memory");
     }
     absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
     if (status.ok()) status = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
@@ -608,8 +607,8 @@ class NcclCommunicator final : public Communicator {
   TransferOr ReduceScatter(Buffer blocks) override {
     if (!OnDevice(blocks)) return host_.ReduceScatter(blocks);
     if (blocks.bytes % (static_cast<int64_t>(sizeof(float)) * size()) != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("ReduceScatter: ", blocks.bytes, " B are no ", size(), " blocks of floats"));
+      return InvalidArgument("ReduceScatter: ", blocks.bytes, " B are no ", size(),
+                             " blocks of floats");
     }
     return Start(lanes_->OfAll(&Connections::reduce_scatter), "ReduceScatter",
                  std::span(&blocks, 1), ReduceScatterOf(blocks, rank(), size()));
@@ -635,13 +634,12 @@ class NcclCommunicator final : public Communicator {
       if (buffer.bytes == 0 || (OnDevice(buffer) && buffer.device.index == lanes_->device())) {
         continue;
       }
-      return absl::InvalidArgumentError(absl::StrCat(call, ": memory of GPU ",
-                                                     OnDevice(buffer) ? buffer.device.index : -1,
-                                                     ", but this rank's is ", lanes_->device()));
+      return InvalidArgument(call, ": memory of GPU ", OnDevice(buffer) ? buffer.device.index : -1,
+                             ", but this rank's is ", lanes_->device());
     }
     if (lane == nullptr) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(call, ", ", bytes, " B of a GPU: these ranks were not connected for it"));
+      return FailedPrecondition(call, ", ", bytes,
+                                " B of a GPU: these ranks were not connected for it");
     }
     auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", bytes, " B"));
     cudaSetDevice(lanes_->device());

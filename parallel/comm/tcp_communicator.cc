@@ -472,7 +472,7 @@ class TcpWorld : public MessageBackend {
       case kRefuse:
         if (offer == connection.offers.end()) return;
         Finish(connection, std::exchange(offer->second, nullptr),
-               absl::InvalidArgumentError(absl::StrCat("the peer expects ", header.bytes, " B")));
+               InvalidArgument("the peer expects ", header.bytes, " B"));
         connection.offers.erase(offer);
         return;
       case kPiece: {
@@ -511,9 +511,7 @@ class TcpWorld : public MessageBackend {
         Push(connection,
              {.header = {.kind = kRefuse, .id = arrival.id, .bytes = message->buffer.bytes}});
       }
-      return Finish(
-          connection, message,
-          absl::InvalidArgumentError(absl::StrCat("the peer states ", arrival.bytes, " B")));
+      return Finish(connection, message, InvalidArgument("the peer states ", arrival.bytes, " B"));
     }
     if (!arrival.offered) {
       if (arrival.bytes > 0) std::memcpy(message->data(), arrival.data.data(), arrival.bytes);

@@ -106,8 +106,7 @@ class ThreadCommunicator final : public MessageCommunicator {
       if (from.bytes == to.bytes && to.bytes > 0) std::memcpy(to.data, from.data, to.bytes);
       const auto result = [&](const Buffer& peers) {
         return from.bytes == to.bytes ? absl::OkStatus()
-                                      : absl::InvalidArgumentError(
-                                            absl::StrCat("the peer states ", peers.bytes, " B"));
+                                      : InvalidArgument("the peer states ", peers.bytes, " B");
       };
       const MutexLock lock(world_.mutex);
       post->Finish(result(partner->buffer));

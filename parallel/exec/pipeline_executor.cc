@@ -136,7 +136,7 @@ class Execution {
         std::find_if(receives_.begin(), receives_.end(),
                      [&](const Message& message) { return message.action == receive; });
     if (found == receives_.end()) {
-      return absl::InvalidArgumentError(absl::StrCat("no ", ToText(receive), " stands before it"));
+      return InvalidArgument("no ", ToText(receive), " stands before it");
     }
     RETURN_IF_ERROR(Await(*found, reason));
     receives_.erase(found);
@@ -219,8 +219,7 @@ absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement
   const int neighbour = OtherEnd(transfer).chunk;
   const int cut = std::max(transfer.chunk, neighbour);
   if (!placement.Crosses(cut)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToText(transfer), " is not between two ranks of the placement"));
+    return InvalidArgument(ToText(transfer), " is not between two ranks of the placement");
   }
   const Boundary boundary = backward ? (send ? Boundary::kInputGradient : Boundary::kOutputGradient)
                                      : (send ? Boundary::kOutput : Boundary::kInput);
@@ -240,8 +239,8 @@ std::string PositionText(const Schedule& schedule, int rank, const Action& reaso
 absl::Status RunSchedule(const Schedule& schedule, const Placement& placement, Stage& stage,
                          Communicator& comm, const ExecutorOptions& options) {
   if (static_cast<int>(schedule.actions.size()) != comm.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("schedule for ", schedule.actions.size(), " ranks, run by ", comm.size()));
+    return InvalidArgument("schedule for ", schedule.actions.size(), " ranks, run by ",
+                           comm.size());
   }
   Execution execution(schedule, placement, stage, comm, options);
   absl::Status status = execution.Run();

@@ -293,8 +293,7 @@ absl::Status RehearsedExchange::RunPhase(TraceKind kind, double seconds, int64_t
 absl::StatusOr<Rehearsal> RunRehearsal(const RehearsalJob& job, const RehearsalOptions& options,
                                        Communicator& world) {
   if (world.size() != job.NumRanks()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a job of ", job.NumRanks(), " ranks, rehearsed by ", world.size()));
+    return InvalidArgument("a job of ", job.NumRanks(), " ranks, rehearsed by ", world.size());
   }
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns; the default would add 50 us to each wait
   ASSIGN_OR_RETURN(Rehearsal result, Expect(job, options));

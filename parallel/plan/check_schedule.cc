@@ -19,6 +19,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/message_order.h"
 #include "parallel/plan/simulator.h"
@@ -53,9 +54,7 @@ class Checker {
   }
 
  private:
-  static absl::Status Bad(const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("schedule: ", what));
-  }
+  static absl::Status Bad(const std::string& what) { return InvalidArgument("schedule: ", what); }
   static absl::Status Offence(int rank, const Action& action, const std::string& what) {
     return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", what));
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 
 namespace deepnet {
 namespace {
@@ -41,15 +42,15 @@ std::optional<Action> ParseAction(std::string_view word) {
 absl::StatusOr<std::vector<Action>> ParseLine(absl::string_view line, int rank) {
   const std::string head = absl::StrCat("rank ", rank, ":");
   if (!absl::ConsumePrefix(&line, head)) {
-    return absl::InvalidArgumentError(absl::StrCat("expected '", head, "'"));
+    return InvalidArgument("expected '", head, "'");
   }
   std::vector<Action> actions;
   for (const absl::string_view word :
        absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty())) {
     const std::optional<Action> action = ParseAction({word.data(), word.size()});
     if (!action) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", word, "' is not <chunk><F, B, I, W, SF, RF, SB or RB><microbatch>"));
+      return InvalidArgument("'", word,
+                             "' is not <chunk><F, B, I, W, SF, RF, SB or RB><microbatch>");
     }
     actions.push_back(*action);
   }
@@ -152,8 +153,7 @@ absl::StatusOr<Schedule> ParseSchedule(std::string_view text) {
     absl::StatusOr<std::vector<Action>> actions =
         ParseLine(line, static_cast<int>(schedule.actions.size()));
     if (!actions.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("schedule, line ", line_number, ": ", actions.status().message()));
+      return InvalidArgument("schedule, line ", line_number, ": ", actions.status().message());
     }
     schedule.actions.push_back(*std::move(actions));
   }

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -27,8 +27,7 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 absl::Status Bad(size_t rank, const Action& action, const char* what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("schedule: rank ", rank, ", action ", ToText(action), ": ", what));
+  return InvalidArgument("schedule: rank ", rank, ", action ", ToText(action), ": ", what);
 }
 
 class Walk {
@@ -142,8 +141,8 @@ absl::StatusOr<Simulation> Simulate(const Schedule& schedule, const Placement& p
                                     std::span<const ChunkCost> costs, const Network& network) {
   DEEPNET_CHECK_EQ(static_cast<int>(costs.size()), placement.NumChunks());
   if (static_cast<int>(schedule.actions.size()) != placement.NumRanks()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "schedule: ", schedule.actions.size(), " ranks listed, expected ", placement.NumRanks()));
+    return InvalidArgument("schedule: ", schedule.actions.size(), " ranks listed, expected ",
+                           placement.NumRanks());
   }
   for (int rank = 0; rank < std::ssize(schedule.actions); ++rank) {
     for (const Action& action : schedule.actions[rank]) {

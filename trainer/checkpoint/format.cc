@@ -17,7 +17,6 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
-#include "parallel/base/exit_code.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
 
@@ -149,10 +148,6 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view bytes) {
   }
   RETURN_IF_ERROR(CheckManifest(manifest));
   return manifest;
-}
-
-absl::Status CheckpointError(const absl::Status& status, const std::string& context) {
-  return WithExitCode(WithPrefix(context, status), ExitCode::kCheckpoint);
 }
 
 absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,

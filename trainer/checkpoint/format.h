@@ -6,11 +6,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "proto/checkpoint.pb.h"
 
@@ -51,14 +53,11 @@ std::string SerializeManifest(const Manifest& manifest);
 // their files, every tensor complete.
 absl::StatusOr<Manifest> ParseManifest(std::string_view bytes);
 
-// Returns `status` with ExitCode::kCheckpoint and `context` before its text.
-absl::Status CheckpointError(const absl::Status& status, const std::string& context);
-
-// The same of a result: a value stays as it is.
-template <typename Value>
-absl::StatusOr<Value> CheckpointError(absl::StatusOr<Value> result, const std::string& context) {
-  if (!result.ok()) return CheckpointError(result.status(), context);
-  return result;
+// Returns a status or a result with ExitCode::kCheckpoint and `context` before its text. OK and a
+// value stay as they are.
+template <typename Result>
+Result CheckpointError(Result result, const std::string& context) {
+  return WithExitCode(WithPrefix(context, std::move(result)), ExitCode::kCheckpoint);
 }
 
 // Returns FAILED_PRECONDITION with ExitCode::kCheckpoint.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/line_reader.h"
@@ -19,8 +20,7 @@ namespace {
 
 absl::Status CheckHash(const std::string& path, uint64_t hash, const CorpusFile& file) {
   if (hash == file.hash()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
+  return DataLoss(path, ": damaged: its bytes do not match the hash in the manifest");
 }
 
 MeanAndVariance MomentsOf(uint64_t sum, uint64_t squares, double count) {
@@ -38,26 +38,24 @@ Corpus::Corpus(std::string folder, CorpusManifest manifest, Vocabulary vocabular
 absl::StatusOr<Corpus> Corpus::Open(const std::string& folder) {
   ASSIGN_OR_RETURN(CorpusManifest manifest, ReadManifest(folder));
   if (ContentHash(manifest) != manifest.report().content_hash()) {
-    return absl::DataLossError(absl::StrCat(folder, "/", kCorpusManifest,
-                                            ": the content hash does not fit the list of files"));
+    return DataLoss(folder, "/", kCorpusManifest,
+                    ": the content hash does not fit the list of files");
   }
   for (const CorpusFile& file : manifest.files()) {
     std::error_code error;
     const auto bytes = std::filesystem::file_size(absl::StrCat(folder, "/", file.name()), error);
     if (error || static_cast<int64_t>(bytes) != file.bytes()) {
-      return absl::DataLossError(
-          absl::StrCat(folder, "/", file.name(), ": ",
-                       error ? error.message()
-                             : absl::StrCat(bytes, " bytes, the manifest says ", file.bytes())));
+      return DataLoss(folder, "/", file.name(), ": ",
+                      error ? error.message()
+                            : absl::StrCat(bytes, " bytes, the manifest says ", file.bytes()));
     }
   }
   ASSIGN_OR_RETURN(Vocabulary vocabulary,
                    Vocabulary::Open(absl::StrCat(folder, "/", kTokenizerFile),
                                     {manifest.languages().begin(), manifest.languages().end()}));
   if (vocabulary.hash() != manifest.report().tokenizer_hash()) {
-    return absl::DataLossError(absl::StrCat(folder, "/", kTokenizerFile, ": hash ",
-                                            vocabulary.hash(), ", the manifest says ",
-                                            manifest.report().tokenizer_hash()));
+    return DataLoss(folder, "/", kTokenizerFile, ": hash ", vocabulary.hash(),
+                    ", the manifest says ", manifest.report().tokenizer_hash());
   }
   Corpus corpus(folder, std::move(manifest), std::move(vocabulary));
   RETURN_IF_ERROR(corpus.OpenShards());
@@ -70,8 +68,8 @@ absl::Status Corpus::OpenShards() {
     if (pair.split() != "train" || pair.kept() == 0) continue;
     for (const std::string& language : {pair.first_language(), pair.second_language()}) {
       if (vocabulary_.TagId(language).has_value()) continue;
-      return absl::DataLossError(absl::StrCat(folder_, "/", kCorpusManifest, ": pairs of ",
-                                              language, ", which is not among its languages"));
+      return DataLoss(folder_, "/", kCorpusManifest, ": pairs of ", language,
+                      ", which is not among its languages");
     }
     const std::vector<Direction> served = DirectionsOf(pair);
     const std::string name = ShardFileName(served.front().Name());
@@ -82,8 +80,7 @@ absl::Status Corpus::OpenShards() {
     const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
     if (file == manifest_.files().end() || shard.content_hash() != file->hash() ||
         shard.num_pairs() != pair.kept()) {
-      return absl::DataLossError(
-          absl::StrCat(folder_, "/", name, ": not the file that the manifest lists"));
+      return DataLoss(folder_, "/", name, ": not the file that the manifest lists");
     }
     const int place = static_cast<int>(shards_.size());
     for (const Direction& direction : served) {
@@ -191,7 +188,7 @@ absl::StatusOr<std::vector<std::string>> Corpus::ReadLines(const std::string& na
   const std::string path = absl::StrCat(folder_, "/", name);
   const auto file = std::ranges::find(manifest_.files(), name, &CorpusFile::name);
   if (file == manifest_.files().end()) {
-    return absl::DataLossError(absl::StrCat(path, ": the manifest does not list it"));
+    return DataLoss(path, ": the manifest does not list it");
   }
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(path));
   std::vector<std::string> lines;
@@ -212,9 +209,8 @@ absl::StatusOr<ParallelSentences> Corpus::ReadSentences(std::string_view split,
   ASSIGN_OR_RETURN(sentences.source, ReadLines(name(source)));
   ASSIGN_OR_RETURN(sentences.target, ReadLines(name(target)));
   if (sentences.source.size() == sentences.target.size()) return sentences;
-  return absl::DataLossError(absl::StrCat(folder_, ": ", name(source), " has ",
-                                          sentences.source.size(), " lines, ", name(target), " ",
-                                          sentences.target.size()));
+  return DataLoss(folder_, ": ", name(source), " has ", sentences.source.size(), " lines, ",
+                  name(target), " ", sentences.target.size());
 }
 
 absl::StatusOr<ParallelSentences> Corpus::Sentences(std::string_view split, std::string_view source,

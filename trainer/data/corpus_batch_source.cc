@@ -4,7 +4,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
@@ -92,9 +91,9 @@ absl::StatusOr<Microbatch> CorpusBatchSource::Pack(std::span<const PairRef> pair
   for (const PairRef& pair : pairs) {
     if (order_.Reserved(corpus_->Lengths(pair.direction, pair.pair)) != pair.size) {
       RETURN_IF_ERROR(corpus_->Intact());
-      return absl::DataLossError(absl::StrCat(
-          corpus_->folder(), ": ", corpus_->directions()[pair.direction].Name(), ": pair ",
-          pair.pair, " has another length than a moment ago: its shard was written over"));
+      return DataLoss(corpus_->folder(), ": ", corpus_->directions()[pair.direction].Name(),
+                      ": pair ", pair.pair,
+                      " has another length than a moment ago: its shard was written over");
     }
     builder.Add(ordinal++, Encode(pair, step, &spare));
   }
@@ -104,7 +103,7 @@ absl::StatusOr<Microbatch> CorpusBatchSource::Pack(std::span<const PairRef> pair
 // Pairs of a shard that is damaged or lost have no pieces, or zeros for them: they are packed as
 // others are, and Intact() ends the step.
 absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
-  if (step < 0) return absl::InvalidArgumentError(absl::StrCat("step ", step));
+  if (step < 0) return InvalidArgument("step ", step);
   const int64_t number = step / order_.steps_per_window();
   if (number != window_number_) {
     window_ = order_.MakeWindow(number);
@@ -115,9 +114,9 @@ absl::StatusOr<StepBatch> CorpusBatchSource::ForStep(int64_t step) {
   uint32_t ordinal = 0;
   const int64_t begin = step % order_.steps_per_window() * order_.global_microbatches();
   for (int64_t m = begin; m < begin + order_.global_microbatches(); ++m) {
-    absl::StatusOr<Microbatch> packed = Pack(window_[m], ordinal, step);
-    if (!packed.ok()) return WithExitCode(packed.status(), ExitCode::kData);
-    batch.Add(*std::move(packed));
+    ASSIGN_OR_RETURN(Microbatch made,
+                     WithExitCode(Pack(window_[m], ordinal, step), ExitCode::kData));
+    batch.Add(std::move(made));
     ordinal += static_cast<uint32_t>(window_[m].size());
   }
   RETURN_IF_ERROR(WithExitCode(corpus_->Intact(), ExitCode::kData));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include <google/protobuf/text_format.h>
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/json.h"
 #include "parallel/base/logging.h"
@@ -47,7 +48,7 @@ JsonObject PairJson(const LanguagePairReport& pair) {
 // Checks what becomes a part of paths.
 absl::Status CheckNames(const CorpusManifest& manifest, const std::string& path) {
   const auto no_name = [&path](const char* what, const std::string& name, const char* needed) {
-    return absl::DataLossError(absl::StrCat(path, ": ", what, " ", JsonQuoted(name), ": ", needed));
+    return DataLoss(path, ": ", what, " ", JsonQuoted(name), ": ", needed);
   };
   const auto check = [&](const char* what, const std::string& tag) -> absl::Status {
     if (IsLanguageTag(tag)) return absl::OkStatus();
@@ -107,24 +108,22 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
   }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(*fs, path, kMaxManifestBytes));
   if (text.find("\n    sample_sentences: ") != std::string::npos) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": has names of before version 0.1.0: prepare the corpus again"));
+    return DataLoss(path, ": has names of before version 0.1.0: prepare the corpus again");
   }
   // Fields that this version does not know are of a newer version, which is refused below by its
   // number, or are gone and decide nothing any more.
   CorpusManifest manifest;
   if (!ParseTextProto(text, &manifest, {.skips_unknown_fields = true})) {
-    return absl::DataLossError(absl::StrCat(path, ": damaged"));
+    return DataLoss(path, ": damaged");
   }
   if (manifest.format_version() != kCorpusFormatVersion) {
-    return absl::DataLossError(absl::StrCat(path, ": format version ", manifest.format_version(),
-                                            ", this program reads ", kCorpusFormatVersion,
-                                            ": prepare the corpus again"));
+    return DataLoss(path, ": format version ", manifest.format_version(), ", this program reads ",
+                    kCorpusFormatVersion, ": prepare the corpus again");
   }
   RETURN_IF_ERROR(CheckNames(manifest, path));
   const std::string_view digested = std::string_view(text).substr(0, text.rfind(kDigest));
   if (manifest.has_digest() && manifest.digest() != HashBytes(digested)) {
-    return absl::DataLossError(absl::StrCat(path, ": damaged: it does not match its digest"));
+    return DataLoss(path, ": damaged: it does not match its digest");
   }
   return manifest;
 }

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "parallel/base/crc32c.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {
@@ -187,8 +188,7 @@ Shard::Shard(MappedFile file, const ShardHeader& header, int32_t vocabulary_size
 void Shard::NoteDamage(std::string_view what) const {
   const absl::MutexLock lock(&checked_->mutex);
   if (checked_->damaged) return;
-  checked_->damage =
-      absl::DataLossError(absl::StrCat(file_.path(), ": damaged: ", std::string(what)));
+  checked_->damage = DataLoss(file_.path(), ": damaged: ", std::string(what));
   checked_->damaged = true;
 }
 
@@ -255,7 +255,7 @@ absl::StatusOr<Shard> Shard::Open(const std::string& path, int32_t vocabulary_si
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   const std::string_view bytes = file.bytes();
   const auto bad = [&path](std::string_view what) {
-    return absl::DataLossError(absl::StrCat(path, ": ", std::string(what)));
+    return DataLoss(path, ": ", std::string(what));
   };
   ShardHeader header = {};
   if (bytes.size() < kShardDataOffset) return bad("shorter than a header");

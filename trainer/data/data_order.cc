@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/subword_sampler.h"
 
@@ -161,8 +162,7 @@ absl::Status CheckKnown(const PairIndex& index, const std::string& field,
   if (all.size() > kMaxNames) {
     absl::StrAppend(&names, " and ", all.size() - kMaxNames, " more directions");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": no training pairs of \"", pattern, "\"; the corpus has", names));
+  return InvalidArgument(field, ": no training pairs of \"", pattern, "\"; the corpus has", names);
 }
 
 absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec,
@@ -182,9 +182,8 @@ absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec,
   for (const int direction : selected) {
     const std::string& other = index.directions()[direction].target;
     if (other == target) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("data.tags: NO_TAGS, but the directions are into ", target, " and ", other,
-                     ": nothing would tell the model which"));
+    return InvalidArgument("data.tags: NO_TAGS, but the directions are into ", target, " and ",
+                           other, ": nothing would tell the model which");
   }
   return absl::OkStatus();
 }
@@ -193,15 +192,14 @@ absl::Status CheckTemperature(const DataSpec& spec) {
   for (int i = 0; i < spec.temperature_size(); ++i) {
     const TemperaturePoint& point = spec.temperature(i);
     if (!(point.temperature() >= 1.0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "data.temperature[", i, "].temperature: ", point.temperature(), " is below 1"));
+      return InvalidArgument("data.temperature[", i, "].temperature: ", point.temperature(),
+                             " is below 1");
     }
     const bool ascending =
         i == 0 ? point.from_step() == 0 : point.from_step() > spec.temperature(i - 1).from_step();
     if (!ascending) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("data.temperature[", i, "].from_step: ", point.from_step(),
-                       i == 0 ? " must be 0" : " is not above the one before"));
+      return InvalidArgument("data.temperature[", i, "].from_step: ", point.from_step(),
+                             i == 0 ? " must be 0" : " is not above the one before");
     }
   }
   return absl::OkStatus();
@@ -209,9 +207,9 @@ absl::Status CheckTemperature(const DataSpec& spec) {
 
 absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) {
   if (capacity >= needed) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("data.microbatch.", field, ": ", capacity,
-                                                 " is too small, a pair may need ", needed,
-                                                 " (data.max_sentence_tokens and tags)"));
+  return InvalidArgument("data.microbatch.", field, ": ", capacity,
+                         " is too small, a pair may need ", needed,
+                         " (data.max_sentence_tokens and tags)");
 }
 
 std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
@@ -278,9 +276,8 @@ absl::StatusOr<DataOrder> DataOrder::Make(const DataSpec& spec, uint64_t seed,
   RETURN_IF_ERROR(ResolveDataSpec(*index, &resolved, architecture));
   const std::vector<DrawMoments> phases = MomentsByPhase(*index, resolved, architecture);
   if (std::ranges::all_of(phases, [](const auto& m) { return m.sentences.mean <= 0.0; })) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("data.max_sentence_tokens: every pair has a side of more than ",
-                     resolved.max_sentence_tokens(), " pieces"));
+    return InvalidArgument("data.max_sentence_tokens: every pair has a side of more than ",
+                           resolved.max_sentence_tokens(), " pieces");
   }
   return DataOrder(
       resolved, seed, index, architecture,

@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
 
@@ -128,8 +129,7 @@ LineReader::LineReader(std::string path, int file)
 LineReader::~LineReader() { close(file_); }
 
 absl::Status LineReader::Failure(std::string_view what) const {
-  return absl::DataLossError(
-      absl::StrCat(path_, ": ", std::string(what), " after line ", line_number_));
+  return DataLoss(path_, ": ", std::string(what), " after line ", line_number_);
 }
 
 absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& path) {
@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& 
   auto reader = std::unique_ptr<LineReader>(new LineReader(path, file));
   struct stat status = {};
   if (fstat(file, &status) == 0 && S_ISDIR(status.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+    return InvalidArgument(path, " is a folder, not a file");
   }
   RETURN_IF_ERROR(reader->ReadRaw());
   const std::string_view format = ForeignFormat(reader->raw_);
@@ -219,13 +219,11 @@ absl::Status LineReader::Fill() {
   }
   if (std::exchange(started_, true)) return absl::OkStatus();
   if (HasUtf16Mark(text_)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"));
+    return InvalidArgument(path_, ": UTF-16, convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)");
   }
   if (const std::string format(ForeignFormat(text_)); !format.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path_, compressed() ? ": its text is " : ": ", format,
-                     ", which is not read: plain text is, and gzip and zstd of it"));
+    return InvalidArgument(path_, compressed() ? ": its text is " : ": ", format,
+                           ", which is not read: plain text is, and gzip and zstd of it");
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "parallel/base/exit_code.h"
+
 namespace deepnet {
 
 struct MappedFile::Mapping {
@@ -116,9 +118,9 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
 
 absl::Status MappedFile::Intact() const {
   if (mapping_ == nullptr || !mapping_->lost) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
+  return DataLoss(
       path_,
-      ": it became shorter while it was read, or its disk failed; nothing behind can be read"));
+      ": it became shorter while it was read, or its disk failed; nothing behind can be read");
 }
 
 void SurviveLostPages() {

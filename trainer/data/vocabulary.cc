@@ -38,13 +38,12 @@ std::string Tag(std::string_view language) {
 
 absl::Status CheckTags(const std::vector<std::string>& languages) {
   if (languages.size() > kMaxLanguages) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(languages.size(), " languages; at most ", kMaxLanguages, " are allowed"));
+    return InvalidArgument(languages.size(), " languages; at most ", kMaxLanguages, " are allowed");
   }
   const auto wrong = std::ranges::find_if_not(languages, IsLanguageTag);
   if (wrong == languages.end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("language ", JsonQuoted(*wrong), ": a tag has letters, digits and '_' only"));
+  return InvalidArgument("language ", JsonQuoted(*wrong),
+                         ": a tag has letters, digits and '_' only");
 }
 
 }  // namespace
@@ -58,12 +57,11 @@ absl::StatusOr<std::vector<std::string>> ReadLanguages(FileSystem& fs, const std
 
 absl::StatusOr<Vocabulary> Vocabulary::Open(const std::string& model_file,
                                             std::vector<std::string> languages) {
-  const absl::StatusOr<std::string> bytes =
-      ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes);
-  if (!bytes.ok()) return WithPrefix("the tokenizer model", bytes.status());
-  absl::StatusOr<Vocabulary> vocabulary = FromBytes(*bytes, std::move(languages));
-  if (vocabulary.ok()) return vocabulary;
-  return WithPrefix(model_file, vocabulary.status());
+  ASSIGN_OR_RETURN(
+      const std::string bytes,
+      WithPrefix("the tokenizer model",
+                 ReadWholeFile(*MakePosixFileSystem(), model_file, kMaxTokenizerBytes)));
+  return WithPrefix(model_file, FromBytes(bytes, std::move(languages)));
 }
 
 absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
@@ -72,7 +70,7 @@ absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
   std::string error;
   vocabulary.pieces_ = SentencePieces::Load(model_bytes, &error);
   if (vocabulary.pieces_ == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("no SentencePiece model: ", error));
+    return InvalidArgument("no SentencePiece model: ", error);
   }
   RETURN_IF_ERROR(CheckTags(languages));
   std::sort(languages.begin(), languages.end());
@@ -96,8 +94,7 @@ absl::StatusOr<Vocabulary> Vocabulary::FromBytes(std::string_view model_bytes,
     }
     const std::string piece = pieces.Piece(id);
     if (tags.contains(piece)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("piece ", id, " is already the language tag ", piece));
+      return InvalidArgument("piece ", id, " is already the language tag ", piece);
     }
   }
   for (const std::string& language : languages) {

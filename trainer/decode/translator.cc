@@ -107,9 +107,9 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
     sentence.prefix = codec_.encode(prefixes[i]);
     if (std::ssize(sentence.prefix) > options_.search.max_tokens) {
       return WithExitCode(
-          absl::InvalidArgumentError(absl::StrCat(
-              "line ", first_ordinal + i + 1, " of the prefixes: ", sentence.prefix.size(),
-              " tokens, but a translation has at most ", options_.search.max_tokens)),
+          InvalidArgument("line ", first_ordinal + i + 1,
+                          " of the prefixes: ", sentence.prefix.size(),
+                          " tokens, but a translation has at most ", options_.search.max_tokens),
           ExitCode::kData);
     }
   }

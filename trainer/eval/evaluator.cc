@@ -115,9 +115,9 @@ struct Evaluator {
   absl::Status Score(const std::vector<Direction>& directions, size_t index,
                      EvalRecord& record) const {
     const Direction& route = directions[index];
-    auto found = corpus.Sentences(options.split, route.source, route.target);
-    if (!found.ok()) return WithExitCode(found.status(), ExitCode::kData);
-    ParallelSentences text = *std::move(found);
+    ASSIGN_OR_RETURN(
+        ParallelSentences text,
+        WithExitCode(corpus.Sentences(options.split, route.source, route.target), ExitCode::kData));
     if (options.sentences > 0 && text.source.size() > static_cast<size_t>(options.sentences)) {
       text.source.resize(options.sentences);
       text.target.resize(options.sentences);

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "proto/decode.pb.h"
 #include "proto/report.pb.h"
 #include "proto/run.pb.h"
 #include "trainer/data/corpus.h"

@@ -134,8 +134,7 @@ absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& mode
   std::string error;
   const std::shared_ptr<const SentencePieces> model = SentencePieces::Load(*bytes, &error);
   if (model == nullptr) {
-    return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                            "'", model_file, "' is not a SentencePiece model: ", error)),
+    return WithExitCode(InvalidArgument("'", model_file, "' is not a SentencePiece model: ", error),
                         ExitCode::kData);
   }
   return BleuTokenizer{kSentencePieces, [model](std::string_view segment) {
@@ -148,8 +147,7 @@ absl::StatusOr<BleuTokenizer> MakeTokenizer(std::string_view name) {
   if (name == "zh") return BleuTokenizer{"zh", TokenizeZh};
   if (name == "char") return BleuTokenizer{"char", TokenizeChar};
   if (name == "none") return BleuTokenizer{"none", SplitOnSpace};
-  return absl::InvalidArgumentError(
-      absl::StrCat("tokenizer '", std::string(name), "' is not known: 13a, zh, char or none"));
+  return InvalidArgument("tokenizer '", std::string(name), "' is not known: 13a, zh, char or none");
 }
 
 std::string TokenizerNameForLanguage(std::string_view language) {

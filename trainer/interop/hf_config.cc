@@ -87,9 +87,8 @@ absl::Status ParseJson(const std::string& json, const std::string& under, const 
   const auto status = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(under.empty() ? json : wrapped), message, options);
   if (status.ok()) return absl::OkStatus();
-  return WithExitCode(
-      absl::InvalidArgumentError(absl::StrCat("'", file, "': ", std::string(status.message()))),
-      ExitCode::kCheckpoint);
+  return WithExitCode(InvalidArgument("'", file, "': ", std::string(status.message())),
+                      ExitCode::kCheckpoint);
 }
 
 absl::Status ReadJsonFile(FileSystem& fs, const std::string& path, const std::string& under,
@@ -182,8 +181,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(FileSystem& fs, const std::string& folder,
   // Keys that are not known are other programs', but not those of a run.
   if (config.deepnet().run().has_model() && config.deepnet().run().model().d_model() == 0) {
     return WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "'", path, "': its run has names of before version 0.1.0: export it again")),
+        InvalidArgument("'", path, "': its run has names of before version 0.1.0: export it again"),
         ExitCode::kCheckpoint);
   }
   return config;

@@ -147,9 +147,7 @@ void FindRows(const Vocabulary& vocabulary, const M2mRows& rows, ImportedVocabul
 }
 
 absl::StatusOr<std::string> ReadTokenizer(FileSystem& fs, const std::string& path) {
-  absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxTokenizerBytes);
-  if (!bytes.ok()) return WithExitCode(bytes.status(), ExitCode::kCheckpoint);
-  return bytes;
+  return WithExitCode(ReadWholeFile(fs, path, kMaxTokenizerBytes), ExitCode::kCheckpoint);
 }
 
 // Returns the vocabulary of model and languages, and notes its hash.

@@ -144,8 +144,7 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
 constexpr size_t kReadBytes = size_t{1} << 20;
 
 absl::Status Damaged(const std::string& file, const std::string& what) {
-  return WithExitCode(absl::DataLossError(absl::StrCat("'", file, "': ", what)),
-                      ExitCode::kCheckpoint);
+  return WithExitCode(DataLoss("'", file, "': ", what), ExitCode::kCheckpoint);
 }
 
 // Elements lie in [data_begin, data_end) of the file.

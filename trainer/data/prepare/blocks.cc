@@ -96,8 +96,8 @@ class BlockEncoder {
         for (RawPair pair; bit < end && !batch.IsFull(); ++bit) {
           ASSIGN_OR_RETURN(const bool more, reader_->Next(&pair));
           if (!more) {
-            return absl::DataLossError(absl::StrCat(reader_->Location(pair.line),
-                                                    ": fewer lines than when it was read first"));
+            return DataLoss(reader_->Location(pair.line),
+                            ": fewer lines than when it was read first");
           }
           const uint64_t word = duplicate_bits[static_cast<size_t>(bit / 64)];
           batch.Add(pair, (word >> (bit % 64) & 1) != 0);
@@ -378,7 +378,7 @@ class EncodedBlocks {
                                bits.size() * sizeof(uint64_t));
     ASSIGN_OR_RETURN(const int64_t read, context_.files->ReadAt(path, 0, into));
     if (read == bytes) return bits;
-    return absl::DataLossError(absl::StrCat(path, ": damaged"));
+    return DataLoss(path, ": damaged");
   }
 
   absl::Status NoteEncoded(const CorpusParts& mine) {
@@ -391,9 +391,8 @@ class EncodedBlocks {
       if (!it.part.files().empty()) continue;
       const auto found = encoded.find(it.part.key());
       if (found == encoded.end()) {
-        return absl::DataLossError(
-            absl::StrCat(context_.parts.Path(NameOf(it.part)),
-                         ": a rank has claimed it, and none has encoded it"));
+        return DataLoss(context_.parts.Path(NameOf(it.part)),
+                        ": a rank has claimed it, and none has encoded it");
       }
       it.part = *found->second;
     }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "parallel/base/check.h"
+#include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/utf8.h"
@@ -250,9 +251,8 @@ absl::Status DuplicateFinder::FindInFile(int part, std::vector<uint64_t>* duplic
       ASSIGN_OR_RETURN(const int64_t num_read,
                        files_->ReadAt(FileName(part), begin * int64_t{sizeof(Record)}, bytes));
       if (num_read != count * int64_t{sizeof(Record)}) {
-        return absl::DataLossError(absl::StrCat(FileName(part), ": ",
-                                                begin + num_read / int64_t{sizeof(Record)},
-                                                " records, not ", part_sizes_[part]));
+        return DataLoss(FileName(part), ": ", begin + num_read / int64_t{sizeof(Record)},
+                        " records, not ", part_sizes_[part]);
       }
       for (const Record& record : std::span(buffer).first(static_cast<size_t>(count))) {
         if (((record.hash >> 40) & 0xFFFF) % rounds == round) records_.push_back(record);

@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<PreparedPart>> PrepareContext::AllGatherParts(
   std::vector<PreparedPart> parts;
   for (const int owner : owners) {
     if (next[owner] >= all[owner].parts_size()) {
-      return absl::DataLossError(absl::StrCat("rank ", owner, " has sent too few finished parts"));
+      return DataLoss("rank ", owner, " has sent too few finished parts");
     }
     parts.push_back(std::move(*all[owner].mutable_parts(next[owner]++)));
   }

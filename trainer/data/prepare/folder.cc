@@ -13,6 +13,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <sys/file.h>
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/corpus.h"
@@ -80,8 +81,7 @@ absl::Status TakeLock(const PrepareContext& context, const std::string& path, in
   if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   switch (const int error = errno) {
     case EWOULDBLOCK:
-      return absl::FailedPreconditionError(
-          absl::StrCat("another prepare is writing this corpus (it holds ", path, ")"));
+      return FailedPrecondition("another prepare is writing this corpus (it holds ", path, ")");
     case EINVAL:
     case ENOLCK:
     case ENOSYS:
@@ -164,8 +164,7 @@ absl::StatusOr<std::optional<CorpusReport>> FindExisting(const PrepareContext& c
   ASSIGN_OR_RETURN(const FileType type, context.files->TypeOf(context.output));
   if (type == FileType::kNone) return std::nullopt;
   if (type != FileType::kFolder) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context.output, " is a file, not a folder"));
+    return FailedPrecondition("data.folder: ", context.output, " is a file, not a folder");
   }
   ASSIGN_OR_RETURN(std::vector<std::string> names, context.files->List(context.output));
   std::erase_if(names, [](const std::string& name) {  // what a file system has, and what is ours
@@ -175,8 +174,7 @@ absl::StatusOr<std::optional<CorpusReport>> FindExisting(const PrepareContext& c
   const absl::StatusOr<Corpus> corpus = Corpus::Open(context.output);
   const bool has_manifest = std::count(names.begin(), names.end(), kCorpusManifest) > 0;
   if (absl::IsNotFound(corpus.status()) && !has_manifest) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context.output, " exists and is no prepared corpus"));
+    return FailedPrecondition("data.folder: ", context.output, " exists and is no prepared corpus");
   }
   std::string difference = std::string(corpus.status().message());
   bool usable = corpus.ok();
@@ -198,16 +196,16 @@ absl::StatusOr<std::optional<CorpusReport>> FindExisting(const PrepareContext& c
   }
   for (const auto& [path, input] : context.inputs) {
     if (!LiesIn(path, context.output)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("data.folder: ", context.output, " holds the text ", path,
-                     " and would be replaced with it; move the text or choose another folder"));
+    return FailedPrecondition(
+        "data.folder: ", context.output, " holds the text ", path,
+        " and would be replaced with it; move the text or choose another folder");
   }
   if (context.spec.replace() || context.options.extend) return std::nullopt;
-  return absl::FailedPreconditionError(absl::StrCat(
+  return FailedPrecondition(
       "data.folder: ", context.output,
       usable ? " holds another corpus (" : " holds a corpus that cannot be used (", difference,
       "); choose another folder, replace it with --set prepare.replace=true, or keep its "
-      "tokenizer and what is the same in it with --extend"));
+      "tokenizer and what is the same in it with --extend");
 }
 
 }  // namespace
@@ -231,9 +229,8 @@ absl::StatusOr<std::optional<CorpusReport>> CorpusFolder::Claim() {
   std::error_code error;
   fs::create_directories(output.parent_path(), error);
   if (error) {
-    return absl::FailedPreconditionError(absl::StrCat("data.folder: cannot make the folder ",
-                                                      output.parent_path().string(), ": ",
-                                                      error.message()));
+    return FailedPrecondition("data.folder: cannot make the folder ", output.parent_path().string(),
+                              ": ", error.message());
   }
   const std::string lock_file =
       IsInside(context_)

@@ -207,9 +207,8 @@ absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
     if (synthetic.tag.empty()) continue;
     for (const LanguagePairTexts& pair : texts) {
       if (synthetic.tag != pair.first && synthetic.tag != pair.second) continue;
-      return absl::InvalidArgumentError(absl::StrCat("prepare.text: the tag \"", synthetic.tag,
-                                                     "\" of ", synthetic.Name(),
-                                                     " is a language of ", pair.Name()));
+      return InvalidArgument("prepare.text: the tag \"", synthetic.tag, "\" of ", synthetic.Name(),
+                             " is a language of ", pair.Name());
     }
   }
   return absl::OkStatus();
@@ -217,9 +216,9 @@ absl::Status CheckTags(const std::vector<LanguagePairTexts>& texts) {
 
 absl::Status Uneven(const LineReader& shorter, LineReader& longer) {
   RETURN_IF_ERROR(longer.ForEach([](std::string_view) {}));
-  return absl::InvalidArgumentError(absl::StrCat(
-      "uneven line counts: ", shorter.path(), " ends after line ", shorter.line_number(), ", ",
-      longer.path(), " after line ", longer.line_number()));
+  return InvalidArgument("uneven line counts: ", shorter.path(), " ends after line ",
+                         shorter.line_number(), ", ", longer.path(), " after line ",
+                         longer.line_number());
 }
 
 }  // namespace
@@ -321,8 +320,7 @@ absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& r
   std::map<std::string, std::map<std::string, RowFile>> files;  // by language and split
   ASSIGN_OR_RETURN(auto reader, LineReader::Open(Rooted(root, table.file())));
   const auto refuse = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(reader->path(), ":", reader->line_number(), ": ", what));
+    return InvalidArgument(reader->path(), ":", reader->line_number(), ": ", what);
   };
   std::string_view line;
   for (;;) {
@@ -403,7 +401,7 @@ absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& 
     return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
   }
   if (S_ISDIR(status.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder, not a file"));
+    return InvalidArgument(path, " is a folder, not a file");
   }
   if (!S_ISREG(status.st_mode)) {
     return ConfigError(

@@ -116,8 +116,8 @@ absl::StatusOr<PreparedPart> CopyText(PrepareContext& context, const std::string
   DropCounts counts;
   const auto copy = [&](DropReason reason, const RawPair& pair, const PairReader& reader) {
     if (reason == DropReason::kBadUtf8 || reason == DropReason::kMalformed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          reader.Location(pair.line), ": ", std::string(Name(reason)), " in ", split, " text"));
+      return InvalidArgument(reader.Location(pair.line), ": ", std::string(Name(reason)), " in ",
+                             split, " text");
     }
     counts.Add(reason, reader, pair.line);
     if (reason != DropReason::kNone) return absl::OkStatus();
@@ -365,13 +365,10 @@ absl::StatusOr<CorpusReport> Prepare(const PrepareSpec& spec, const std::string&
   DEEPNET_CHECK(!folder.empty()) << "data.folder";
   std::error_code error;
   const std::string path = fs::absolute(Rooted(root, folder), error).lexically_normal().string();
-  const absl::StatusOr<std::string> output = FollowOwnLinks(path);
-  if (!output.ok())
-    return WithExitCode(WithPrefix("data.folder", output.status()), ExitCode::kData);
-  PrepareContext context{spec, *output, root, progress, options};
-  absl::StatusOr<CorpusReport> report = RunStages(context);
-  if (report.ok()) return report;
-  return WithExitCode(report.status(), ExitCode::kData);
+  ASSIGN_OR_RETURN(const std::string output,
+                   WithExitCode(WithPrefix("data.folder", FollowOwnLinks(path)), ExitCode::kData));
+  PrepareContext context{spec, output, root, progress, options};
+  return WithExitCode(RunStages(context), ExitCode::kData);
 }
 
 }  // namespace deepnet

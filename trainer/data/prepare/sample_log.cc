@@ -5,8 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
+#include "parallel/base/exit_code.h"
 #include "trainer/data/line_reader.h"
 
 namespace deepnet {
@@ -86,7 +85,7 @@ absl::StatusOr<SampleReplay> ReplaySample(const std::string& path,
     sample->Add(languages[record.side], sentence);
     ++replay.num_added;
   }
-  return absl::DataLossError(absl::StrCat(path, ": damaged"));
+  return DataLoss(path, ": damaged");
 }
 
 }  // namespace deepnet

@@ -82,7 +82,7 @@ bool IsCodePoints(absl::string_view text) {
 absl::Status CheckRules(const std::string& path, PrepareContext& context) {
   ASSIGN_OR_RETURN(const std::string rules,
                    ReadWholeFile(*context.files, path, kMaxTokenizerBytes));
-  if (rules.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": it has no rules"));
+  if (rules.empty()) return InvalidArgument(path, ": it has no rules");
   int64_t number = 0;
   for (const absl::string_view line : absl::StrSplit(rules, '\n')) {
     ++number;
@@ -91,9 +91,9 @@ absl::Status CheckRules(const std::string& path, PrepareContext& context) {
     if (line.size() > kMaxRuleBytes || columns.size() > 3 ||
         absl::StripAsciiWhitespace(columns[0]).empty() || !IsCodePoints(columns[0]) ||
         (columns.size() > 1 && !IsCodePoints(columns[1]))) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ":", number, ": not code points <TAB> code points, in hexadecimal, in ",
-          kMaxRuleBytes, " bytes"));
+      return InvalidArgument(path, ":", number,
+                             ": not code points <TAB> code points, in hexadecimal, in ",
+                             kMaxRuleBytes, " bytes");
     }
   }
   context.inputs[path].set_hash(HashContent(rules));
@@ -122,9 +122,9 @@ absl::Status NothingLeft(PrepareContext& context) {
                                    std::string(Name(static_cast<DropReason>(reason))), ", first ",
                                    counts.examples[reason]));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("prepare: there is no text to learn a tokenizer from: all ", counts.Total(),
-                   " training pairs were dropped: ", absl::StrJoin(reasons, "; ")));
+  return InvalidArgument("prepare: there is no text to learn a tokenizer from: all ",
+                         counts.Total(),
+                         " training pairs were dropped: ", absl::StrJoin(reasons, "; "));
 }
 
 // Returns SentencePiece's error with our names and bounds, where it is one that settings cause.
@@ -138,7 +138,7 @@ absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& er
                        ", the text's characters and 4 special ids; or lower "
                        "prepare.tokenizer.character_coverage");
   }
-  return absl::InvalidArgumentError(absl::StrCat("prepare.tokenizer: SentencePiece: ", error));
+  return InvalidArgument("prepare.tokenizer: SentencePiece: ", error);
 }
 
 absl::StatusOr<std::string> LearnTokenizer(PrepareContext& context) {
@@ -192,8 +192,7 @@ absl::StatusOr<std::string> ReadTokenizer(PrepareContext& context) {
   ASSIGN_OR_RETURN(const CorpusManifest manifest, ReadManifest(context.output));
   const auto file = std::ranges::find(manifest.files(), kTokenizerFile, &CorpusFile::name);
   if (file != manifest.files().end() && file->hash() == hash) return bytes;
-  return absl::DataLossError(
-      absl::StrCat(path, ": damaged: its bytes do not match the hash in the manifest"));
+  return DataLoss(path, ": damaged: its bytes do not match the hash in the manifest");
 }
 
 }  // namespace
