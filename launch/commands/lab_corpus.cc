@@ -33,8 +33,8 @@ class WordFrequencies {
       if (!IsRead(direction.Name())) continue;
       const int64_t pairs = std::min(kMaxPairs, direction.num_pairs);
       for (int64_t pair = 0; pair < pairs; ++pair) {
-        const TokenSpan target = corpus.Tokens(static_cast<int>(i), pair).target;
-        for (size_t j = 0; j < target.size(); ++j) ++counts_[static_cast<size_t>(target[j])];
+        const PairTokens tokens = corpus.Tokens(static_cast<int>(i), pair);
+        for (const int32_t id : tokens.target) ++counts_[static_cast<size_t>(id)];
         ++counts_[kEos];
       }
     }

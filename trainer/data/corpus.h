@@ -24,7 +24,7 @@ struct ParallelSentences {
 
 // Tokens of one training pair.
 struct PairTokens {
-  TokenSpan source, target;
+  std::vector<int32_t> source, target;
 };
 
 // Immutable; safe from several threads. Shards are mapped, so memory is what is touched.
@@ -55,7 +55,6 @@ class Corpus : public PairIndex {
   PairLengths Lengths(int direction, int64_t pair) const override;
   LengthMoments Moments(int direction, int32_t max_tokens) const override;
 
-  // Views are valid as long as the corpus.
   PairTokens Tokens(int direction, int64_t pair) const;
 
   // Returns the directions that `split` ("dev", "test") has text of, both ways, in order of name.

@@ -49,8 +49,8 @@ CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpu
 // that no pair needs; what it leaves is added there.
 std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side,
                                                PairSize* spare) const {
-  const PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
-  std::vector<int32_t> pieces = (side == 0 ? tokens.source : tokens.target).ToIds();
+  PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
+  std::vector<int32_t> pieces = std::move(side == 0 ? tokens.source : tokens.target);
   if (!subwords_.has_value() || pieces.empty()) return pieces;
   const Architecture architecture = order_.architecture();
   const PairSize extra = SizeOf(PairLengths(), order_.spec().tags(), architecture);

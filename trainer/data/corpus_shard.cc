@@ -291,19 +291,20 @@ std::span<const LengthRow> Shard::lengths() const {
   return {};
 }
 
-TokenSpan Shard::Tokens(int64_t pair, int64_t begin, size_t count) const {
+std::vector<int32_t> Shard::Tokens(int64_t pair, int64_t begin, size_t count) const {
   const int64_t offset = header_.tokens_offset + begin * header_.token_bytes;
   if (!AreGood(offset, static_cast<int64_t>(count) * header_.token_bytes)) return {};
   const char* const first = file_.bytes().data() + offset;
-  const TokenSpan tokens = header_.token_bytes == 2
-                               ? TokenSpan(reinterpret_cast<const uint16_t*>(first), count)
-                               : TokenSpan(reinterpret_cast<const uint32_t*>(first), count);
+  std::vector<int32_t> tokens(count);
   for (size_t i = 0; i < count; ++i) {
-    const auto id = static_cast<uint32_t>(tokens[i]);
-    if (id < vocabulary_size_) continue;
-    NoteDamage(absl::StrCat("pair ", pair, " has token ", id, ", the vocabulary is of ",
-                            vocabulary_size_));
-    return {};
+    const uint32_t id = header_.token_bytes == 2 ? reinterpret_cast<const uint16_t*>(first)[i]
+                                                 : reinterpret_cast<const uint32_t*>(first)[i];
+    if (id >= vocabulary_size_) {
+      NoteDamage(absl::StrCat("pair ", pair, " has token ", id, ", the vocabulary is of ",
+                              vocabulary_size_));
+      return {};
+    }
+    tokens[i] = static_cast<int32_t>(id);
   }
   return tokens;
 }
@@ -321,12 +322,12 @@ ShardEntry Shard::entry(int64_t pair) const {
   return {};
 }
 
-TokenSpan Shard::First(int64_t pair) const {
+std::vector<int32_t> Shard::First(int64_t pair) const {
   const ShardEntry place = entry(pair);
   return Tokens(pair, place.first_token, place.num_first);
 }
 
-TokenSpan Shard::Second(int64_t pair) const {
+std::vector<int32_t> Shard::Second(int64_t pair) const {
   const ShardEntry place = entry(pair);
   return Tokens(pair, place.first_token + place.num_first, place.num_second);
 }

@@ -70,29 +70,6 @@ struct LengthRow {
 };
 static_assert(sizeof(LengthRow) == 40);
 
-// Token ids of one side of one pair.
-class TokenSpan {
- public:
-  TokenSpan() = default;
-  TokenSpan(const uint16_t* tokens, size_t size) : narrow_(tokens), size_(size) {}
-  TokenSpan(const uint32_t* tokens, size_t size) : wide_(tokens), size_(size) {}
-
-  size_t size() const { return size_; }
-  int32_t operator[](size_t i) const {
-    return narrow_ != nullptr ? narrow_[i] : static_cast<int32_t>(wide_[i]);
-  }
-  std::vector<int32_t> ToIds() const {
-    std::vector<int32_t> ids(size_);
-    for (size_t i = 0; i < size_; ++i) ids[i] = (*this)[i];
-    return ids;
-  }
-
- private:
-  const uint16_t* narrow_ = nullptr;
-  const uint32_t* wide_ = nullptr;
-  size_t size_ = 0;
-};
-
 // Writes a shard front to back; memory: two buffers. The index waits in a file beside it.
 class ShardWriter {
  public:
@@ -152,8 +129,10 @@ class Shard {
   std::span<const LengthRow> lengths() const;
 
   ShardEntry entry(int64_t pair) const;
-  TokenSpan First(int64_t pair) const;
-  TokenSpan Second(int64_t pair) const;
+
+  // Returns the token ids of one side of a pair.
+  std::vector<int32_t> First(int64_t pair) const;
+  std::vector<int32_t> Second(int64_t pair) const;
 
  private:
   struct Checked;  // what is known of the blocks, shared by copies
@@ -162,7 +141,7 @@ class Shard {
   std::string_view Block(size_t block) const;
   bool CheckBlock(size_t block) const;
   bool AreGood(int64_t begin, int64_t bytes) const;  // `begin` counts from the start of the file
-  TokenSpan Tokens(int64_t pair, int64_t begin, size_t count) const;
+  std::vector<int32_t> Tokens(int64_t pair, int64_t begin, size_t count) const;
   void NoteDamage(std::string_view what) const;
 
   MappedFile file_;

@@ -43,8 +43,8 @@ TEST(LabCorpus, WordFrequenciesAreThoseOfOneLongListOfPieces) {
   for (size_t i = 0; i < corpus->directions().size(); ++i) {
     const Direction& direction = corpus->directions()[i];
     for (int64_t pair = 0; direction.Name() == "de-en" && pair < direction.num_pairs; ++pair) {
-      const TokenSpan target = corpus->Tokens(static_cast<int>(i), pair).target;
-      for (size_t j = 0; j < target.size(); ++j, ++all) ++counts[target[j]];
+      const PairTokens tokens = corpus->Tokens(static_cast<int>(i), pair);
+      for (const int32_t id : tokens.target) ++counts[id], ++all;
       ++counts[kEos], ++all;
     }
   }

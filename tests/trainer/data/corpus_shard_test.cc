@@ -32,12 +32,6 @@ std::vector<int32_t> Sentence(int length, int32_t first) {
   return ids;
 }
 
-std::vector<int32_t> ToVector(const TokenSpan& span) {
-  std::vector<int32_t> ids;
-  for (size_t i = 0; i < span.size(); ++i) ids.push_back(span[i]);
-  return ids;
-}
-
 // Pair i has 1 + i % 5 and 2 + i % 3 tokens.
 void WriteShard(const std::string& path, int num_pairs, int32_t vocabulary_size,
                 bool finish = true) {
@@ -60,8 +54,8 @@ TEST(Shard, GivesBackWhatWasWrittenWithNarrowAndWideIds) {
     EXPECT_TRUE(shard->CheckContent().ok());
     ASSERT_EQ(shard->num_pairs(), 1000);
     for (int i = 0; i < 1000; ++i) {
-      EXPECT_EQ(ToVector(shard->First(i)), Sentence(1 + i % 5, vocabulary_size - 1001));
-      EXPECT_EQ(ToVector(shard->Second(i)), Sentence(2 + i % 3, i % 100));
+      EXPECT_EQ(shard->First(i), Sentence(1 + i % 5, vocabulary_size - 1001));
+      EXPECT_EQ(shard->Second(i), Sentence(2 + i % 3, i % 100));
     }
   }
 }
@@ -287,7 +281,7 @@ TEST(Shard, ADamagedBlockIsFoundByWhoReadsInItFirstAndOthersAreGood) {
   folder.Write("s", bad);
   const auto shard = Shard::Open(folder.Path("s"));
   ASSERT_TRUE(shard.ok()) << shard.status();
-  EXPECT_EQ(ToVector(shard->First(0)), Sentence(1, 8000 - 1001));
+  EXPECT_EQ(shard->First(0), Sentence(1, 8000 - 1001));
   EXPECT_TRUE(shard->Intact().ok());
   std::vector<std::thread> readers;
   for (int64_t reader = 0; reader < 4; ++reader) {
@@ -374,12 +368,12 @@ TEST(Shard, IdsOutsideOfTheVocabularyAndPairsOutsideOfTheTokensEndNothing) {
     WriteShard(folder.Path("s"), 100, vocabulary_size);
     const auto shard = Shard::Open(folder.Path("s"), 5000);
     ASSERT_TRUE(shard.ok()) << shard.status();
-    EXPECT_EQ(ToVector(shard->Second(7)), Sentence(3, 7));
+    EXPECT_EQ(shard->Second(7), Sentence(3, 7));
     EXPECT_TRUE(shard->Intact().ok());
     EXPECT_EQ(shard->First(7).size(), 0u);
     EXPECT_THAT(std::string(shard->Intact().message()),
                 AllOf(HasSubstr("s: damaged: pair 7 has token "), HasSubstr("is of 5000")));
-    const int32_t largest = ToVector(Shard::Open(folder.Path("s"))->First(7)).back();
+    const int32_t largest = Shard::Open(folder.Path("s"))->First(7).back();
     EXPECT_EQ(Shard::Open(folder.Path("s"), largest)->First(7).size(), 0u);
     EXPECT_EQ(Shard::Open(folder.Path("s"), largest + 1)->First(7).size(), 3u);
     const auto whole = Shard::Open(folder.Path("s"), 5000);

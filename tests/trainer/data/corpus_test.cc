@@ -504,12 +504,8 @@ TEST_F(CorpusTest, SegmentationsAreDrawnAnewForEveryDrawAndTheSameForEveryStart)
     const int index = static_cast<int>(&direction - corpus.directions().data());
     for (int64_t pair = 0; pair < direction.num_pairs; ++pair) {
       const PairTokens tokens = corpus.Tokens(index, pair);
-      const auto text = [&](const TokenSpan& side) {
-        std::vector<int32_t> ids;
-        for (size_t i = 0; i < side.size(); ++i) ids.push_back(side[i]);
-        return corpus.vocabulary().Decode(ids);
-      };
-      known.insert(text(tokens.source) + " | " + text(tokens.target));
+      const Vocabulary& words = corpus.vocabulary();
+      known.insert(words.Decode(tokens.source) + " | " + words.Decode(tokens.target));
     }
   }
   std::map<std::string, std::vector<std::vector<int32_t>>> cuts;

@@ -445,7 +445,7 @@ class EncodedBlocks {
         open = source.path;
       }
       for (int64_t pair = source.first; pair < source.first + source.count; ++pair) {
-        RETURN_IF_ERROR(writer->Add(shard->First(pair).ToIds(), shard->Second(pair).ToIds()));
+        RETURN_IF_ERROR(writer->Add(shard->First(pair), shard->Second(pair)));
       }
       RETURN_IF_ERROR(shard->Intact());
     }

@@ -300,9 +300,7 @@ TEST(Prepare, WritesThePairsItReadInTheirOrder) {
   ASSERT_TRUE(report.ok()) << report.status();
   const auto corpus = Corpus::Open(folder.Path("out"));
   ASSERT_TRUE(corpus.ok()) << corpus.status();
-  const auto decode = [&](const TokenSpan& tokens) {
-    std::vector<int32_t> ids;
-    for (size_t i = 0; i < tokens.size(); ++i) ids.push_back(tokens[i]);
+  const auto decode = [&](const std::vector<int32_t>& ids) {
     return corpus->vocabulary().Decode(ids);
   };
   ASSERT_EQ(corpus->directions()[0].Name(), "de-en");
@@ -336,12 +334,9 @@ TEST(Prepare, SyntheticTextServesOneDirectionAndItsSourcesHaveTheTag) {
   ASSERT_EQ(corpus->directions().size(), 3u);
   EXPECT_EQ(corpus->directions()[2], (Direction{"en", "de", 3, "bt"}));
   const PairTokens pair = corpus->Tokens(2, 1);
-  std::vector<int32_t> source, target;
-  for (size_t i = 0; i < pair.source.size(); ++i) source.push_back(pair.source[i]);
-  for (size_t i = 0; i < pair.target.size(); ++i) target.push_back(pair.target[i]);
-  EXPECT_EQ(source.front(), corpus->vocabulary().TagId("bt"));
-  EXPECT_EQ(corpus->vocabulary().Decode(source), "three two");
-  EXPECT_EQ(corpus->vocabulary().Decode(target), "drei zwei");
+  EXPECT_EQ(pair.source.front(), corpus->vocabulary().TagId("bt"));
+  EXPECT_EQ(corpus->vocabulary().Decode(pair.source), "three two");
+  EXPECT_EQ(corpus->vocabulary().Decode(pair.target), "drei zwei");
   EXPECT_LT(corpus->Tokens(1, 1).source[0], corpus->vocabulary().first_tag());
   const auto longest = [](const Corpus& of, size_t direction) {
     int32_t pieces = 0;

@@ -527,7 +527,7 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
     ASSERT_TRUE(shorter.ok()) << shorter.status();
     for (int64_t i = 0; i < corpus->directions()[0].num_pairs - 1; ++i) {
       const PairTokens pair = corpus->Tokens(0, i);
-      ASSERT_TRUE((*shorter)->Add(pair.source.ToIds(), pair.target.ToIds()).ok());
+      ASSERT_TRUE((*shorter)->Add(pair.source, pair.target).ok());
     }
     ASSERT_TRUE((*shorter)->Finish().ok());
   }
