@@ -107,9 +107,9 @@ absl::StatusOr<std::unique_ptr<Vocabulary>> VocabularyOf(const FoundModel& found
   ASSIGN_OR_RETURN(std::unique_ptr<Vocabulary> vocabulary,
                    LoadVocabulary(ParentFolder(found.folder)));
   if (vocabulary->hash() == found.manifest.tokenizer_hash()) return vocabulary;
-  return CheckpointRefused(absl::StrCat(found.folder, ": made with the tokenizer ",
-                                        found.manifest.tokenizer_hash(),
-                                        ", but the run folder holds ", vocabulary->hash()));
+  return CheckpointRefused(found.folder, ": made with the tokenizer ",
+                           found.manifest.tokenizer_hash(), ", but the run folder holds ",
+                           vocabulary->hash());
 }
 
 absl::StatusOr<std::unique_ptr<Transformer>> LoadTransformer(const FoundModel& found, Ops& ops) {
@@ -133,8 +133,8 @@ absl::Status CheckTogether(const FoundModel& first, const FoundModel& other) {
   if (a.data().tags() != b.data().tags()) what = "data.tags";
   if (a.model().architecture() != b.model().architecture()) what = "architectures";
   if (what == nullptr) return absl::OkStatus();
-  return CheckpointRefused(absl::StrCat(first.folder, " and ", other.folder, " have different ",
-                                        what, " and cannot be an ensemble"));
+  return CheckpointRefused(first.folder, " and ", other.folder, " have different ", what,
+                           " and cannot be an ensemble");
 }
 
 }  // namespace
@@ -174,9 +174,9 @@ absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& pa
   ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(fs, path));
   ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(fs, folder));
   if (const Architecture stored = manifest.run().model().architecture(); stored != architecture) {
-    return CheckpointRefused(absl::StrCat("--init-from ", path, ": model.architecture is ",
-                                          Architecture_Name(stored), " in the checkpoint and ",
-                                          Architecture_Name(architecture), " in this run"));
+    return CheckpointRefused("--init-from ", path, ": model.architecture is ",
+                             Architecture_Name(stored), " in the checkpoint and ",
+                             Architecture_Name(architecture), " in this run");
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier, LoadVocabulary(ParentFolder(folder)));
   const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);

@@ -166,9 +166,9 @@ class RunResolver {
     ComputeSpec asked = compute;
     asked.MergeFrom(run.compute());
     if (ToBytes(asked) != ToBytes(compute)) {
-      return CheckpointRefused(absl::StrCat(
-          "compute: the run goes on with the arithmetic it started with {",
-          compute.ShortDebugString(), "}; asked for was {", asked.ShortDebugString(), "}"));
+      return CheckpointRefused("compute: the run goes on with the arithmetic it started with {",
+                               compute.ShortDebugString(), "}; asked for was {",
+                               asked.ShortDebugString(), "}");
     }
     *run.mutable_compute() = compute;
     if (run.optim().virtual_replicas() == 0) {

@@ -85,8 +85,8 @@ absl::Status CheckSameRun(const Manifest& saved, const Manifest& now) {
   AddDifference("the tokenizer's content hash", saved.tokenizer_hash(), now.tokenizer_hash(),
                 differences);
   if (differences.empty()) return absl::OkStatus();
-  return CheckpointRefused(absl::StrCat("the checkpoint of step ", saved.step(),
-                                        " is of another run: ", absl::StrJoin(differences, "; ")));
+  return CheckpointRefused("the checkpoint of step ", saved.step(),
+                           " is of another run: ", absl::StrJoin(differences, "; "));
 }
 
 }  // namespace deepnet

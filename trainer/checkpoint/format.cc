@@ -166,10 +166,6 @@ absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,
       ExitCode::kBadConfig);
 }
 
-absl::Status CheckpointRefused(const std::string& text) {
-  return WithExitCode(absl::FailedPreconditionError(text), ExitCode::kCheckpoint);
-}
-
 int64_t NumElements(std::span<const int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }

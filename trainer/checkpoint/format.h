@@ -60,8 +60,11 @@ Result CheckpointError(Result result, const std::string& context) {
   return WithExitCode(WithPrefix(context, std::move(result)), ExitCode::kCheckpoint);
 }
 
-// Returns FAILED_PRECONDITION with ExitCode::kCheckpoint.
-absl::Status CheckpointRefused(const std::string& text);
+// FailedPrecondition with ExitCode::kCheckpoint.
+template <typename... Parts>
+absl::Status CheckpointRefused(const Parts&... parts) {
+  return WithExitCode(FailedPrecondition(parts...), ExitCode::kCheckpoint);
+}
 
 // Returns the product of the sizes.
 int64_t NumElements(std::span<const int64_t> shape);

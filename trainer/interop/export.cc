@@ -39,9 +39,9 @@ absl::StatusOr<ExportedVocabulary> ReadVocabulary(FileSystem& fs, const std::str
   const Vocabulary& pieces = vocabulary.pieces;
   const int64_t rows = manifest.run().model().vocabulary_size();
   if (pieces.size() == rows && pieces.hash() == manifest.tokenizer_hash()) return vocabulary;
-  return CheckpointRefused(
-      absl::StrCat("'", run_folder, "' holds the tokenizer ", pieces.hash(), " of ", pieces.size(),
-                   " ids; the checkpoint was made with ", manifest.tokenizer_hash(), " of ", rows));
+  return CheckpointRefused("'", run_folder, "' holds the tokenizer ", pieces.hash(), " of ",
+                           pieces.size(), " ids; the checkpoint was made with ",
+                           manifest.tokenizer_hash(), " of ", rows);
 }
 
 // Returns generation_config.json: the search that the checkpoint's run has configured, as
@@ -101,8 +101,7 @@ absl::StatusOr<Export> OpenExport(FileSystem& fs, const std::string& checkpoint_
   const Manifest& manifest = reader->manifest();
   const ModelSpec& model = manifest.run().model();
   if (model.residual() == RESIDUAL_UNSPECIFIED) {
-    return CheckpointRefused(
-        absl::StrCat("'", checkpoint_folder, "' does not say what its model is"));
+    return CheckpointRefused("'", checkpoint_folder, "' does not say what its model is");
   }
   const bool marian = options.format == ExportFormat::kMarian;
   RETURN_IF_ERROR(CheckStoredModel(manifest.run()));

@@ -73,8 +73,7 @@ absl::Status CheckM2m(const HfConfig& c) {
   expect(c.decoder_start_token_id() == kEos, "decoder_start_token_id", c.decoder_start_token_id(),
          "must be 2");
   if (mistakes.empty()) return absl::OkStatus();
-  return CheckpointRefused(
-      absl::StrCat("this M2M-100 cannot be imported: ", absl::StrJoin(mistakes, "; ")));
+  return CheckpointRefused("this M2M-100 cannot be imported: ", absl::StrJoin(mistakes, "; "));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ constexpr const char* kM2mLanguages[] = {
     "uk", "ur", "uz", "vi",  "wo", "xh", "yi", "yo", "zh", "zu"};
 
 absl::Status Refuse(const std::string& file, const std::string& what) {
-  return CheckpointRefused(absl::StrCat("'", file, "': ", what));
+  return CheckpointRefused("'", file, "': ", what);
 }
 
 std::string Varint(uint64_t value) {
@@ -171,8 +171,8 @@ absl::StatusOr<ImportedVocabulary> ReadExportedVocabulary(FileSystem& fs, const 
   if (exported.tokenizer_hash().empty() || imported.hash == exported.tokenizer_hash()) {
     return imported;
   }
-  return CheckpointRefused(absl::StrCat("'", path, "' has the hash ", imported.hash,
-                                        "; the export was made with ", exported.tokenizer_hash()));
+  return CheckpointRefused("'", path, "' has the hash ", imported.hash,
+                           "; the export was made with ", exported.tokenizer_hash());
 }
 
 absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
@@ -185,8 +185,8 @@ absl::Status WriteHfTokenizer(FileSystem& fs, const std::string& folder,
         HfPiece(vocabulary.pieces, static_cast<int32_t>(ids[row]), ids.back() == kRowOfZeros);
     rows.push_back(absl::StrCat("  ", JsonQuoted(piece), ": ", row));
     if (seen.insert(piece).second) continue;
-    return CheckpointRefused(absl::StrCat(
-        "the piece '", piece, "' stands twice in the vocabulary, which vocab.json cannot say"));
+    return CheckpointRefused("the piece '", piece,
+                             "' stands twice in the vocabulary, which vocab.json cannot say");
   }
   RETURN_IF_ERROR(ReplaceFile(fs, JoinPath(folder, "vocab.json"),
                               absl::StrCat("{\n", absl::StrJoin(rows, ",\n"), "\n}\n")));

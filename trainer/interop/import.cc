@@ -71,29 +71,27 @@ absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
   ASSIGN_OR_RETURN(const HfConfig config, ReadHfConfig(fs, folder, options.tool));
   if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet(), options);
   if (config.model_type() == kM2mType) return ReadM2m(fs, folder, config, options);
-  return CheckpointRefused(absl::StrCat("'", folder, "': model_type is '", config.model_type(),
-                                        "'; imported are m2m_100 and what "
-                                        "`export --format safetensors` wrote",
-                                        config.model_type() == kMarianType
-                                            ? " (a Marian model has other positions and starts its "
-                                              "decoder otherwise)"
-                                            : ""));
+  return CheckpointRefused("'", folder, "': model_type is '", config.model_type(),
+                           "'; imported are m2m_100 and what "
+                           "`export --format safetensors` wrote",
+                           config.model_type() == kMarianType
+                               ? " (a Marian model has other positions and starts its "
+                                 "decoder otherwise)"
+                               : "");
 }
 
 absl::StatusOr<ElementReader> FindSource(const Parameter& parameter, const Incoming& incoming,
                                          SafetensorsFolder& folder, int64_t folder_rows) {
   const std::string name = HfName(parameter.name);
   const auto found = folder.tensors().find(name);
-  if (found == folder.tensors().end())
-    return CheckpointRefused(absl::StrCat("tensor '", name, "' is missing"));
+  if (found == folder.tensors().end()) return CheckpointRefused("tensor '", name, "' is missing");
   const IncomingTensor& tensor = found->second;
   const bool mapped = parameter.role == Role::kEmbedding && !incoming.vocabulary.rows.empty();
   std::vector<int64_t> expected = parameter.shape;
   if (mapped) expected[0] = folder_rows;
   if (tensor.shape != expected) {
-    return CheckpointRefused(
-        absl::StrCat("tensor '", name, "' is ", absl::StrJoin(tensor.shape, "x"),
-                     "; its config.json asks for ", absl::StrJoin(expected, "x")));
+    return CheckpointRefused("tensor '", name, "' is ", absl::StrJoin(tensor.shape, "x"),
+                             "; its config.json asks for ", absl::StrJoin(expected, "x"));
   }
   ElementReader source = [&folder, &tensor](int64_t first, std::span<float> into) {
     return folder.Read(tensor, first, into);
@@ -117,7 +115,7 @@ absl::StatusOr<std::vector<ElementReader>> FindSources(const Inventory& inventor
   }
   for (const auto& [name, tensor] : folder.tensors()) {
     if (known.contains(name) || (!incoming.from_us && IsRepeatedInHf(name))) continue;
-    return CheckpointRefused(absl::StrCat("tensor '", name, "' is none of this model's"));
+    return CheckpointRefused("tensor '", name, "' is none of this model's");
   }
   return sources;
 }

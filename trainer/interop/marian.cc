@@ -134,8 +134,8 @@ absl::Status CheckMarian(const ModelSpec& model) {
                                     TiedEmbeddings_Name(model.tied_embeddings()), " (TIE_ALL)"));
   }
   if (mistakes.empty()) return absl::OkStatus();
-  return CheckpointRefused(
-      absl::StrCat("this model cannot be exported as Marian: ", absl::StrJoin(mistakes, "; ")));
+  return CheckpointRefused("this model cannot be exported as Marian: ",
+                           absl::StrJoin(mistakes, "; "));
 }
 
 std::vector<int64_t> MarianIds(int64_t vocabulary_size) {

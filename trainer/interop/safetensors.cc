@@ -201,8 +201,8 @@ absl::StatusOr<ElementReader> ReadStoredWeight(TensorReader& reader, const std::
   if (tensor == nullptr || tensor->shape != shape) {
     const std::string found =
         tensor == nullptr ? "is missing" : absl::StrCat("is ", absl::StrJoin(tensor->shape, "x"));
-    return CheckpointRefused(absl::StrCat("'", reader.folder(), "': the weight '", parameter, "' ",
-                                          found, "; its model has ", absl::StrJoin(shape, "x")));
+    return CheckpointRefused("'", reader.folder(), "': the weight '", parameter, "' ", found,
+                             "; its model has ", absl::StrJoin(shape, "x"));
   }
   return ElementReader([&reader, tensor](int64_t first_element, std::span<float> into) {
     return reader.Read(*tensor, first_element, into);

@@ -45,8 +45,8 @@ std::string NameAs(const std::string& kind, const StoredTensor& weight) {
 absl::Status Differ(const TensorReader& a, const TensorReader& b, const std::string& what,
                     const std::string& value_a, const std::string& value_b) {
   if (value_a == value_b) return absl::OkStatus();
-  return CheckpointRefused(absl::StrCat("'", a.folder(), "' and '", b.folder(), "' have different ",
-                                        what, ": '", value_a, "' and '", value_b, "'"));
+  return CheckpointRefused("'", a.folder(), "' and '", b.folder(), "' have different ", what, ": '",
+                           value_a, "' and '", value_b, "'");
 }
 
 int64_t NumWeights(const TensorReader& reader) {
@@ -65,9 +65,9 @@ absl::Status CheckAlike(const TensorReader& a, const TensorReader& b) {
     if (!IsWeight(tensor)) continue;
     const StoredTensor* const other = b.Find(tensor.name);
     if (other != nullptr && other->shape == tensor.shape) continue;
-    return CheckpointRefused(absl::StrCat("'", tensor.name, "' of '", a.folder(), "' is ",
-                                          other == nullptr ? "missing" : "of another shape",
-                                          " in '", b.folder(), "'"));
+    return CheckpointRefused("'", tensor.name, "' of '", a.folder(), "' is ",
+                             other == nullptr ? "missing" : "of another shape", " in '", b.folder(),
+                             "'");
   }
   return absl::OkStatus();
 }
@@ -75,9 +75,8 @@ absl::Status CheckAlike(const TensorReader& a, const TensorReader& b) {
 absl::Status CheckHolds(const std::string& kind, const TensorReader& reader) {
   for (const StoredTensor& tensor : reader.tensors()) {
     if (!IsWeight(tensor) || reader.Find(NameAs(kind, tensor)) != nullptr) continue;
-    return CheckpointRefused(absl::StrCat("'", reader.folder(), "' holds no '",
-                                          NameAs(kind, tensor),
-                                          "': optim.ema_decay was off in that run"));
+    return CheckpointRefused("'", reader.folder(), "' holds no '", NameAs(kind, tensor),
+                             "': optim.ema_decay was off in that run");
   }
   return absl::OkStatus();
 }
