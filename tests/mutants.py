@@ -279,8 +279,8 @@ MUTANTS = {
         DATA + "corpus_shard.cc", "const int64_t last = (begin + bytes - 1 - kShardDataOffset) / kShardBlockBytes;",
         "const int64_t last = (begin - kShardDataOffset) / kShardBlockBytes;", "trainer_data_test"),
     "the-id-after-the-last-is-one": (
-        DATA + "corpus_shard.cc", "if (id < vocabulary_size_) continue;",
-        "if (id <= vocabulary_size_) continue;", "trainer_data_test"),
+        DATA + "corpus_shard.cc", "if (id >= vocabulary_size_) {",
+        "if (id > vocabulary_size_) {", "trainer_data_test"),
     "secret-that-ones-group-reads": (
         "launch/launcher.cc", "(about.st_mode & 077) != 0",
         "(about.st_mode & 007) != 0", "launch_launcher_test"),
