@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
@@ -41,11 +40,12 @@ class Checker {
 
   absl::Status Run() {
     if (static_cast<int>(schedule_.actions.size()) != shape_.num_ranks) {
-      return Bad(
-          absl::StrCat(schedule_.actions.size(), " ranks listed, expected ", shape_.num_ranks));
+      return InvalidArgument("schedule: ", schedule_.actions.size(), " ranks listed, expected ",
+                             shape_.num_ranks);
     }
     if (owners_.NumChunks() != num_chunks_) {
-      return Bad(absl::StrCat(owners_.NumChunks(), " chunks placed, expected ", num_chunks_));
+      return InvalidArgument("schedule: ", owners_.NumChunks(), " chunks placed, expected ",
+                             num_chunks_);
     }
     RETURN_IF_ERROR(CheckLists());
     RETURN_IF_ERROR(CheckComplete());
@@ -54,9 +54,9 @@ class Checker {
   }
 
  private:
-  static absl::Status Bad(const std::string& what) { return InvalidArgument("schedule: ", what); }
-  static absl::Status Offence(int rank, const Action& action, const std::string& what) {
-    return Bad(absl::StrCat("rank ", rank, ", action ", ToText(action), ": ", what));
+  template <typename... Parts>
+  static absl::Status Offence(int rank, const Action& action, const Parts&... parts) {
+    return InvalidArgument("schedule: rank ", rank, ", action ", ToText(action), ": ", parts...);
   }
 
   absl::Status CheckLists() {
@@ -77,11 +77,10 @@ class Checker {
 
   absl::Status CheckPlace(int rank, const Action& action) {
     if (action.chunk < 0 || action.chunk >= num_chunks_) {
-      return Offence(rank, action, absl::StrCat("there are only ", num_chunks_, " chunks"));
+      return Offence(rank, action, "there are only ", num_chunks_, " chunks");
     }
     if (action.microbatch < 0 || action.microbatch >= shape_.num_microbatches) {
-      return Offence(rank, action,
-                     absl::StrCat("there are only ", shape_.num_microbatches, " microbatches"));
+      return Offence(rank, action, "there are only ", shape_.num_microbatches, " microbatches");
     }
     if (IsTransfer(action.op)) {
       const int other = OtherEnd(action).chunk;
@@ -90,7 +89,7 @@ class Checker {
     int& owner = owners_.rank_of_chunk[action.chunk];
     if (owner < 0) owner = rank;
     if (owner == rank) return absl::OkStatus();
-    return Offence(rank, action, absl::StrCat("the chunk belongs to rank ", owner));
+    return Offence(rank, action, "the chunk belongs to rank ", owner);
   }
 
   bool Seen(Op op, int chunk, int mb) const { return seen_.contains({op, chunk, mb}); }
@@ -107,7 +106,7 @@ class Checker {
   static absl::Status CheckAscending(int rank, const Action& action, std::vector<int>& next) {
     if (action.microbatch + 1 < next[action.chunk]) {
       const char* what = action.op == Op::kForward ? "forwards" : "weight gradients";
-      return Offence(rank, action, absl::StrCat(what, " must come in ascending microbatch order"));
+      return Offence(rank, action, what, " must come in ascending microbatch order");
     }
     next[action.chunk] = action.microbatch + 1;
     return absl::OkStatus();
@@ -119,8 +118,8 @@ class Checker {
         const bool split =
             Seen(Op::kBackwardInput, chunk, mb) && Seen(Op::kBackwardWeight, chunk, mb);
         if (!Seen(Op::kForward, chunk, mb) || !(Seen(Op::kBackward, chunk, mb) || split)) {
-          return Bad(absl::StrCat("chunk ", chunk, ", microbatch ", mb,
-                                  ": needs one F and either one B or one I and one W"));
+          return InvalidArgument("schedule: chunk ", chunk, ", microbatch ", mb,
+                                 ": needs one F and either one B or one I and one W");
         }
         RETURN_IF_ERROR(CheckTransfers(chunk, mb));
       }
@@ -135,7 +134,8 @@ class Checker {
     for (const Op op : {Op::kReceiveForward, Op::kSendBackward}) {
       for (const Action& action : {Action{op, chunk, mb}, OtherEnd({op, chunk, mb})}) {
         if (seen_.contains(action) == wanted) continue;
-        return Bad(absl::StrCat("action ", ToText(action), ": ", wanted ? "is missing" : kNoCut));
+        return InvalidArgument("schedule: action ", ToText(action), ": ",
+                               wanted ? "is missing" : kNoCut);
       }
     }
     return absl::OkStatus();
@@ -160,10 +160,10 @@ class Checker {
       if (first == sent.end()) continue;
       // Rank `to` receives what `other` sends before what `first` sends, although it is sent later.
       const auto& [from, to] = lane;
-      return Bad(absl::StrCat("messages from rank ", from, " to rank ", to, " cross: rank ", from,
-                              " has ", ToText(*first), " before ", ToText(*other), ", but rank ",
-                              to, " has ", ToText(OtherEnd(*other)), " before ",
-                              ToText(OtherEnd(*first))));
+      return InvalidArgument("schedule: messages from rank ", from, " to rank ", to,
+                             " cross: rank ", from, " has ", ToText(*first), " before ",
+                             ToText(*other), ", but rank ", to, " has ", ToText(OtherEnd(*other)),
+                             " before ", ToText(OtherEnd(*first)));
     }
     return absl::OkStatus();
   }
@@ -205,9 +205,8 @@ class Checker {
       if (stuck == nullptr) continue;
       const std::optional<Action> needed = progress.WaitsFor(*stuck);
       const Action other = needed ? *needed : OtherEnd(*stuck);
-      return Offence(rank, *stuck,
-                     absl::StrCat("waits for ever: ", ToText(other), " of rank ",
-                                  owners_.rank_of_chunk[other.chunk], " comes later or never"));
+      return Offence(rank, *stuck, "waits for ever: ", ToText(other), " of rank ",
+                     owners_.rank_of_chunk[other.chunk], " comes later or never");
     }
     return absl::OkStatus();
   }

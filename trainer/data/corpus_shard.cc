@@ -254,30 +254,28 @@ uint64_t Shard::ChecksumsHash() const {
 absl::StatusOr<Shard> Shard::Open(const std::string& path, int32_t vocabulary_size) {
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   const std::string_view bytes = file.bytes();
-  const auto bad = [&path](std::string_view what) {
-    return DataLoss(path, ": ", std::string(what));
-  };
+  const auto bad = [&path](const auto&... parts) { return DataLoss(path, ": ", parts...); };
   ShardHeader header = {};
   if (bytes.size() < kShardDataOffset) return bad("shorter than a header");
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return bad("not a shard");
   if (header.version != kShardVersion) {
-    return bad(absl::StrCat("version ", header.version, ", this program reads ", kShardVersion));
+    return bad("version ", header.version, ", this program reads ", kShardVersion);
   }
   if (header.header_crc != HeaderCrc(header)) return bad("the header is damaged");
   if (header.checksums_offset < kShardDataOffset ||
       header.checksums_offset > static_cast<int64_t>(bytes.size())) {
-    return bad(absl::StrCat("cut: ", bytes.size(), " bytes"));
+    return bad("cut: ", bytes.size(), " bytes");
   }
   const int64_t size = header.checksums_offset + static_cast<int64_t>(NumBlocks(header)) * 4;
   if (static_cast<int64_t>(bytes.size()) != size) {
-    return bad(absl::StrCat(bytes.size(), " bytes, should be ", size));
+    return bad(bytes.size(), " bytes, should be ", size);
   }
   const std::string_view zeros = bytes.substr(sizeof(header), kShardDataOffset - sizeof(header));
   const size_t not_zero = zeros.find_first_not_of('\0');
   RETURN_IF_ERROR(file.Intact());
   if (not_zero != std::string_view::npos) {
-    return bad(absl::StrCat("damaged: byte ", sizeof(header) + not_zero, " is not 0"));
+    return bad("damaged: byte ", sizeof(header) + not_zero, " is not 0");
   }
   if (!IsConsistent(header)) return bad("its header names parts outside of the file");
   return Shard(std::move(file), header, vocabulary_size);
