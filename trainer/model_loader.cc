@@ -1,5 +1,6 @@
 #include "trainer/model_loader.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -72,16 +73,35 @@ ComputeSpec ChooseCompute(const ComputeSpec& stored, const ComputeSpec& override
   return CheckCompute(compute).ok() ? compute : ResolveWithoutMeasuring(overrides);
 }
 
-// Loads the weights of `parameters`, which hold a whole model or some of its layers.
+// The rows of embeddings that are read where the checkpoint's vocabulary is another.
+struct EarlierRows {
+  int64_t all = 0;  // of the checkpoint's vocabulary
+  std::vector<RowRun> runs;
+};
+
+// Loads the weights of `parameters`, which hold a whole model or some of its layers; of embeddings
+// only `rows`, if they are given.
 absl::Status LoadWeights(FileSystem& fs, const std::string& checkpoint_folder,
-                         const Manifest& manifest, Parameters& parameters) {
+                         const Manifest& manifest, Parameters& parameters,
+                         const std::optional<EarlierRows>& rows = {}) {
   const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
-  float* const data = host.data_ptr<float>();
+  float* const weights = host.data_ptr<float>();
   std::vector<MutableNamedTensor> tensors;
   for (const Parameter& p : parameters.inventory().parameters) {
-    tensors.push_back({.name = kWeightPrefix + p.name,
-                       .shape = p.shape,
-                       .data = {data + p.offset, static_cast<size_t>(p.NumElements())}});
+    const std::string name = kWeightPrefix + p.name;
+    float* const data = weights + p.offset;
+    if (p.role != Role::kEmbedding || !rows.has_value()) {
+      tensors.push_back({name, p.shape, {data, static_cast<size_t>(p.NumElements())}});
+      continue;
+    }
+    std::vector<int64_t> shape = StoredShape(manifest, name);
+    if (shape.size() != 2 || shape[1] != p.shape[1] || shape[0] < rows->all) shape = p.shape;
+    for (const RowRun& run : rows->runs) {  // a shape that does not fit is refused by ReadTensors
+      tensors.push_back({name,
+                         shape,
+                         {data + run.row * p.shape[1], static_cast<size_t>(run.count * p.shape[1])},
+                         run.earlier * p.shape[1]});
+    }
   }
   RETURN_IF_ERROR(ReadTensors(fs, checkpoint_folder, manifest, tensors));
   if (!host.is_same(parameters.weights())) parameters.weights().copy_(host);
@@ -180,29 +200,8 @@ absl::StatusOr<InitialRows> InitializeFrom(FileSystem& fs, const std::string& pa
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Vocabulary> earlier, LoadVocabulary(ParentFolder(folder)));
   const std::vector<RowRun> runs = MatchRows(*earlier, vocabulary);
-
-  const at::Tensor host = parameters.weights().to(at::kCPU);  // itself where it is there
-  float* const weights = host.data_ptr<float>();
-  std::vector<MutableNamedTensor> tensors;
-  for (const Parameter& p : parameters.inventory().parameters) {
-    const std::string name = kWeightPrefix + p.name;
-    float* const data = weights + p.offset;
-    if (p.role != Role::kEmbedding) {
-      tensors.push_back({name, p.shape, {data, static_cast<size_t>(p.NumElements())}});
-      continue;
-    }
-    std::vector<int64_t> shape = StoredShape(manifest, name);
-    if (shape.size() != 2 || shape[1] != p.shape[1] || shape[0] < earlier->size()) shape = p.shape;
-    for (const RowRun& run : runs) {  // a shape that does not fit is refused by ReadTensors
-      tensors.push_back({name,
-                         shape,
-                         {data + run.row * p.shape[1], static_cast<size_t>(run.count * p.shape[1])},
-                         run.earlier * p.shape[1]});
-    }
-  }
-  RETURN_IF_ERROR(ReadTensors(fs, folder, manifest, tensors));
-  if (!host.is_same(parameters.weights())) parameters.weights().copy_(host);
-
+  RETURN_IF_ERROR(
+      LoadWeights(fs, folder, manifest, parameters, EarlierRows{earlier->size(), runs}));
   InitialRows rows;
   for (const RowRun& run : runs) rows.taken += run.count;
   rows.drawn = vocabulary.size() - rows.taken;
@@ -235,17 +234,15 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadEnsemble(std::span<const FoundM
   loaded->step = first.manifest.step();
   ASSIGN_OR_RETURN(loaded->vocabulary, VocabularyOf(first));
   ASSIGN_OR_RETURN(loaded->ops, MakeOps(loaded->run.compute()));
-  ASSIGN_OR_RETURN(loaded->model, LoadTransformer(first, *loaded->ops));
-  if (found.size() == 1) {
-    loaded->scorer = std::make_unique<ModelScorer>(*loaded->model);
-    loaded->pair_scorer = std::make_unique<ModelPairScorer>(*loaded->model);
-    return loaded;
+  std::vector<Transformer*> models;
+  for (const FoundModel& one : found) {
+    ASSIGN_OR_RETURN(loaded->models.emplace_back(), LoadTransformer(one, *loaded->ops));
+    models.push_back(loaded->models.back().get());
   }
-  std::vector<Transformer*> models = {loaded->model.get()};
-  for (const FoundModel& other : found.subspan(1)) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Transformer> model, LoadTransformer(other, *loaded->ops));
-    models.push_back(model.get());
-    loaded->other_models.push_back(std::move(model));
+  if (models.size() == 1) {
+    loaded->scorer = std::make_unique<ModelScorer>(*models.front());
+    loaded->pair_scorer = std::make_unique<ModelPairScorer>(*models.front());
+    return loaded;
   }
   loaded->scorer = std::make_unique<EnsembleScorer>(models);
   loaded->pair_scorer = std::make_unique<EnsemblePairScorer>(models);

@@ -57,8 +57,7 @@ struct LoadedModel {
   int64_t step = 0;    // of the checkpoint
   std::unique_ptr<Vocabulary> vocabulary;
   std::unique_ptr<Ops> ops;
-  std::unique_ptr<Transformer> model;
-  std::vector<std::unique_ptr<Transformer>> other_models;  // of an ensemble
+  std::vector<std::unique_ptr<Transformer>> models;  // several: an ensemble
   std::unique_ptr<Scorer> scorer;
   std::unique_ptr<PairScorer> pair_scorer;
 };

@@ -81,8 +81,9 @@ absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicat
   }
   ASSIGN_OR_RETURN(const std::vector<int64_t> free, AllGatherValue(world, FreeGpuBytes()));
   const int64_t least = *std::ranges::min_element(free);
-  std::vector<ModelSpec> models = {model.run.model()};
-  for (const auto& other : model.loaded->other_models) models.push_back(other->spec());
+  std::vector<ModelSpec> models;
+  for (const auto& one : model.loaded->models) models.push_back(one->spec());
+  models.front() = model.run.model();
   const int64_t operand_bytes = compute.dtype() == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
   return AgreeOn(world, FitBatches(decode, models, operand_bytes, least));
 }

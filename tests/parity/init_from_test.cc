@@ -120,19 +120,19 @@ class InitFromTest : public ::testing::Test {
     const auto first = LoadModel(Path("first"), {}), tuned = LoadModel(Path(folder), {}),
                drawn = LoadModel(Path(other), {}), average = LoadModel(*averaged, {});
     ASSERT_TRUE(first.ok() && tuned.ok() && drawn.ok() && average.ok());
-    EXPECT_EQ((*first)->model->step(), 12);  // BRANCH_NORM computes by it
+    EXPECT_EQ((*first)->models.front()->step(), 12);  // BRANCH_NORM computes by it
     const Vocabulary& earlier = *(*first)->vocabulary;
     const Vocabulary& vocabulary = *(*tuned)->vocabulary;
     int taken = 0, new_rows = 0;
-    for (const Parameter& p : (*tuned)->model->parameters().inventory().parameters) {
-      const at::Tensor old = (*first)->model->parameters().Get(p.name);
-      const at::Tensor now = (*tuned)->model->parameters().Get(p.name);
-      EXPECT_TRUE(at::equal((*average)->model->parameters().Get(p.name), now)) << p.name;
+    for (const Parameter& p : (*tuned)->models.front()->parameters().inventory().parameters) {
+      const at::Tensor old = (*first)->models.front()->parameters().Get(p.name);
+      const at::Tensor now = (*tuned)->models.front()->parameters().Get(p.name);
+      EXPECT_TRUE(at::equal((*average)->models.front()->parameters().Get(p.name), now)) << p.name;
       if (p.role != Role::kEmbedding) {
         EXPECT_TRUE(at::equal(old, now)) << p.name;
         continue;
       }
-      const at::Tensor fresh = (*drawn)->model->parameters().Get(p.name);
+      const at::Tensor fresh = (*drawn)->models.front()->parameters().Get(p.name);
       for (int32_t id = 0; id < vocabulary.size(); ++id) {
         int32_t before = 0;
         while (before < earlier.size() && earlier.Piece(before) != vocabulary.Piece(id)) ++before;

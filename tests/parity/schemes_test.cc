@@ -125,7 +125,7 @@ class Schemes : public ::testing::TestWithParam<Scheme> {
       return;
     }
     ASSERT_TRUE(loaded.ok()) << loaded.status();
-    EXPECT_EQ((*loaded)->model->step(), kSteps);
+    EXPECT_EQ((*loaded)->models.front()->step(), kSteps);
   }
 
   static inline std::filesystem::path root_;

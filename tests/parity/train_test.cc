@@ -162,7 +162,7 @@ TEST_F(TrainTest, TheSameRunTwiceIsTheSameBitForBitAndLearns) {
   const auto loaded = LoadModel((root_ / "twice-b").string(), {});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ((*loaded)->step, 12);
-  const std::string hash = WeightsHash(ParameterHashes((*loaded)->model->parameters()));
+  const std::string hash = WeightsHash(ParameterHashes((*loaded)->models.front()->parameters()));
   EXPECT_THAT(first.log, HasSubstr("weights " + hash));
   EXPECT_THAT(second.log, HasSubstr("weights " + hash));
 }
