@@ -21,7 +21,7 @@ struct Lent {
   int64_t bytes = 0;
 };
 Lent Stream(const BoundaryTensor& tensor) {
-  return {2 * tensor.stack, ElementsOf(tensor) * kFloatBytes};
+  return {2 * tensor.stack, ElementsOf(tensor.shape) * kFloatBytes};
 }
 Lent Side(const BoundaryTensor& tensor, int64_t bytes) { return {2 * tensor.stack + 1, bytes}; }
 
@@ -103,7 +103,7 @@ class Sweep {
           HoldOver(chunk, Stream(*side), backward, backward);
         }
         if (made != nullptr && side == nullptr && keeps_side_inputs) {
-          const int64_t bytes = ElementsOf(*made) * model_.operand_bytes;
+          const int64_t bytes = ElementsOf(made->shape) * model_.operand_bytes;
           HoldOver(chunk, Side(*made, bytes), forward, backward);
         }
       }

@@ -13,15 +13,8 @@
 #include "parallel/base/philox.h"
 
 namespace deepnet {
-namespace {
 
-int64_t Product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-}  // namespace
-
-int64_t Parameter::NumElements() const { return Product(shape); }
+int64_t Parameter::NumElements() const { return ElementsOf(shape); }
 
 int64_t Inventory::NumElements() const {
   int64_t elements = 0;
@@ -74,11 +67,13 @@ int64_t GradientElements(const Inventory& inventory, const Layer& layer) {
   return elements;
 }
 
-int64_t ElementsOf(const BoundaryTensor& tensor) { return Product(tensor.shape); }
+int64_t ElementsOf(std::span<const int64_t> shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
 
 int64_t BytesOf(const BoundaryTensor& tensor) {
   DEEPNET_CHECK(tensor.dtype == "float32" || tensor.dtype == "bfloat16") << tensor.dtype;
-  return ElementsOf(tensor) * (tensor.dtype == "float32" ? kFloatBytes : 2);
+  return ElementsOf(tensor.shape) * (tensor.dtype == "float32" ? kFloatBytes : 2);
 }
 
 const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name) {

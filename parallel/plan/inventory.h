@@ -199,9 +199,9 @@ Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
 // Elements of the gradient of `layer`, that of each use of a tied tensor.
 int64_t GradientElements(const Inventory& inventory, const Layer& layer);
-// Elements of `tensor`, and its bytes: its dtype is "float32" or "bfloat16".
-int64_t ElementsOf(const BoundaryTensor& tensor);
-int64_t BytesOf(const BoundaryTensor& tensor);
+// The product of the sizes.
+int64_t ElementsOf(std::span<const int64_t> shape);
+int64_t BytesOf(const BoundaryTensor& tensor);             // its dtype is "float32" or "bfloat16"
 int64_t BytesOf(std::span<const BoundaryTensor> tensors);  // of all
 // The input of `layer` of that name; nullptr: it has none.
 const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name);

@@ -229,7 +229,7 @@ int64_t SideInputBytes(const Inventory& inventory, const RankUse& rank, const Me
   int64_t slots = 0, elements = 0;
   const auto add = [&](const BoundaryTensor& side, const ChunkUse& chunk) {
     slots = std::max<int64_t>(slots, chunk.slots);
-    elements = ElementsOf(side);
+    elements = ElementsOf(side.shape);
   };
   for (const ChunkUse& chunk : rank.chunks) {
     const int end = chunk.layers.end;

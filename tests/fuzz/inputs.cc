@@ -19,6 +19,7 @@
 #include "parallel/base/check.h"
 #include "parallel/base/crc32c.h"
 #include "parallel/base/utf8.h"
+#include "parallel/plan/inventory.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/support/seal_blocks.h"
 #include "trainer/checkpoint/format.h"
@@ -117,7 +118,7 @@ void Safetensors(std::string_view bytes) {
   if (!folder.ok()) return;
   std::vector<float> some(3);
   for (const auto& [name, tensor] : (*folder)->tensors()) {
-    if (NumElements(tensor.shape) >= 3) (*folder)->Read(tensor, 0, some).IgnoreError();
+    if (ElementsOf(tensor.shape) >= 3) (*folder)->Read(tensor, 0, some).IgnoreError();
   }
 }
 

@@ -29,6 +29,7 @@
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/inventory.h"
 #include "trainer/checkpoint/format.h"
 
 namespace deepnet {
@@ -42,9 +43,9 @@ static_assert(std::endian::native == std::endian::little, "tensor files are litt
 template <typename Element>
 void CheckRun(const TensorRun<Element>& tensor) {
   const int64_t end = tensor.first_element + static_cast<int64_t>(tensor.data.size());
-  DEEPNET_CHECK(tensor.first_element >= 0 && end <= NumElements(tensor.shape))
+  DEEPNET_CHECK(tensor.first_element >= 0 && end <= ElementsOf(tensor.shape))
       << tensor.name << ": elements " << tensor.first_element << " to " << end << " of "
-      << NumElements(tensor.shape);
+      << ElementsOf(tensor.shape);
 }
 
 void CheckTensors(std::span<const NamedTensor> tensors) {

@@ -7,9 +7,7 @@
 #include "trainer/checkpoint/format.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -164,10 +162,6 @@ absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,
                                             "' is there, is another one and would be "
                                             "replaced; name another folder")),
       ExitCode::kBadConfig);
-}
-
-int64_t NumElements(std::span<const int64_t> shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 int64_t CheckedElements(const google::protobuf::RepeatedField<int64_t>& shape) {

@@ -66,10 +66,7 @@ absl::Status CheckpointRefused(const Parts&... parts) {
   return WithExitCode(FailedPrecondition(parts...), ExitCode::kCheckpoint);
 }
 
-// Returns the product of the sizes.
-int64_t NumElements(std::span<const int64_t> shape);
-
-// The same of a shape from outside; -1 if that makes no sense.
+// Returns the elements of a shape from outside; -1 if that makes no sense.
 int64_t CheckedElements(const google::protobuf::RepeatedField<int64_t>& shape);
 
 // Writes a tensor file block by block, and adds bytes and checksums to its description.

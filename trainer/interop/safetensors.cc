@@ -15,6 +15,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
+#include "parallel/plan/inventory.h"
 #include "proto/interop.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/format.h"
@@ -59,7 +60,7 @@ using Shard = std::span<const OutgoingTensor>;
 
 int64_t ElementBytes(Shard shard, FloatType type) {
   int64_t elements = 0;
-  for (const OutgoingTensor& tensor : shard) elements += NumElements(tensor.shape);
+  for (const OutgoingTensor& tensor : shard) elements += ElementsOf(tensor.shape);
   return elements * BytesOf(type);
 }
 
@@ -69,7 +70,7 @@ std::vector<Shard> CutIntoShards(Shard tensors, const SafetensorsLayout& layout)
   size_t begin = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t added = NumElements(tensors[i].shape) * BytesOf(layout.type);
+    const int64_t added = ElementsOf(tensors[i].shape) * BytesOf(layout.type);
     if (i > begin && bytes + added > layout.max_shard_bytes) {
       shards.push_back(tensors.subspan(begin, i - begin));
       begin = i;
@@ -92,7 +93,7 @@ std::string Header(Shard shard, FloatType type) {
   std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
   int64_t offset = 0;
   for (const OutgoingTensor& tensor : shard) {
-    const int64_t end = offset + NumElements(tensor.shape) * BytesOf(type);
+    const int64_t end = offset + ElementsOf(tensor.shape) * BytesOf(type);
     absl::StrAppend(&json, ",", JsonQuoted(tensor.name), ":{\"dtype\":\"",
                     kTypeNames[static_cast<size_t>(type)], "\",\"shape\":[",
                     absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[", offset, ",", end,
@@ -127,7 +128,7 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
   std::vector<float> piece;
   std::string bytes;
   for (const OutgoingTensor& tensor : shard) {
-    const int64_t elements = NumElements(tensor.shape);
+    const int64_t elements = ElementsOf(tensor.shape);
     for (int64_t at = 0; at < elements; at += kCopyElements) {
       piece.resize(static_cast<size_t>(std::min(kCopyElements, elements - at)));
       RETURN_IF_ERROR(tensor.read(at, piece));
@@ -339,7 +340,7 @@ absl::Status SafetensorsFolder::ReadHeader(const std::string& file, const ToolOp
 
 absl::Status SafetensorsFolder::Read(const IncomingTensor& tensor, int64_t first_element,
                                      std::span<float> into) {
-  DEEPNET_CHECK(first_element + static_cast<int64_t>(into.size()) <= NumElements(tensor.shape));
+  DEEPNET_CHECK(first_element + static_cast<int64_t>(into.size()) <= ElementsOf(tensor.shape));
   const std::string path = JoinPath(folder_, tensor.file);
   const size_t width = static_cast<size_t>(BytesOf(tensor.type));
   int64_t offset = tensor.offset + first_element * static_cast<int64_t>(width);

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/plan/inventory.h"
 #include "tests/support/fault_file_system.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/interop/interop_samples.h"
@@ -62,7 +63,7 @@ std::vector<float> ReadAll(SafetensorsFolder& folder, const std::string& name) {
     ADD_FAILURE() << name << " is missing";
     return {};
   }
-  std::vector<float> values(static_cast<size_t>(NumElements(found->second.shape)));
+  std::vector<float> values(static_cast<size_t>(ElementsOf(found->second.shape)));
   EXPECT_TRUE(folder.Read(found->second, 0, values).ok());
   return values;
 }
