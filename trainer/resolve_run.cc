@@ -34,7 +34,7 @@ namespace {
 // Builds a ResolvedRun in the order of Resolve; each step uses the results of those before it.
 class RunResolver {
  public:
-  RunResolver(RunSpec run, const ResolveOptions& options, Communicator& world, FileSystem& fs,
+  RunResolver(RunSpec run, const TrainOptions& options, Communicator& world, FileSystem& fs,
               Logger& log)
       : options_(options), world_(world), fs_(fs), log_(log) {
     resolved_.run = std::move(run);
@@ -278,7 +278,7 @@ class RunResolver {
         ExitCode::kCheckpoint);
   }
 
-  const ResolveOptions& options_;
+  const TrainOptions& options_;
   Communicator& world_;
   FileSystem& fs_;
   Logger& log_;
@@ -289,7 +289,7 @@ class RunResolver {
 
 }  // namespace
 
-absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const ResolveOptions& options,
+absl::StatusOr<ResolvedRun> ResolveRun(RunSpec run, const TrainOptions& options,
                                        Communicator& world, FileSystem& fs, Logger& log) {
   return RunResolver(std::move(run), options, world, fs, log).Resolve();
 }

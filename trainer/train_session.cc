@@ -24,11 +24,11 @@ namespace deepnet {
 namespace {
 
 absl::StatusOr<std::unique_ptr<RankContext>> MakeContext(const ResolvedRun& resolved,
-                                                         const SessionOptions& options,
+                                                         const TrainOptions& options,
                                                          Communicator& world, FileSystem& fs,
                                                          Logger& log) {
   ASSIGN_OR_RETURN(auto context, MakeRankContext(resolved.run, resolved.inventory, resolved.plan,
-                                                 world, {.traced = options.traced}));
+                                                 world, {.traced = options.trace.from > 0}));
   if (resolved.earlier.has_value()) {
     RETURN_IF_ERROR(AgreeOnStatus(
         world, LoadRankState(fs, resolved.earlier->folder, resolved.earlier->manifest, *context)));
@@ -102,7 +102,7 @@ void LogRun(const ResolvedRun& resolved, int ranks, double ceiling, Logger& log)
 }  // namespace
 
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const SessionOptions& options, Communicator& world,
+                                              const TrainOptions& options, Communicator& world,
                                               FileSystem& fs, Logger& log) {
   TrainSession session;
   ASSIGN_OR_RETURN(session.context, MakeContext(resolved, options, world, fs, log));

@@ -29,17 +29,12 @@ struct TrainSession {
   std::unique_ptr<Instruments> instruments;
 };
 
-struct SessionOptions {
-  std::string init_from;  // the checkpoint whose weights a new run begins with (InitializeFrom)
-  bool traced = false;    // kernels can be traced
-};
-
 // Loads or draws the weights, checks that drawn ones agree with the theory
 // (trainer/instruments/audit.h; if not, ExitCode::kPreflight), opens the run folder, measures the
 // product ceiling of this host, and logs what the run is. A resumed run ignores `init_from`.
 // Collective over `world`. `resolved` and `world` outlive the result.
 absl::StatusOr<TrainSession> MakeTrainSession(const ResolvedRun& resolved,
-                                              const SessionOptions& options, Communicator& world,
+                                              const TrainOptions& options, Communicator& world,
                                               FileSystem& fs, Logger& log);
 
 }  // namespace deepnet

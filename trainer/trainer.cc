@@ -44,12 +44,11 @@ struct Agreed {
 
 class Trainer {
  public:
-  Trainer(ResolvedRun resolved, const TrainOptions& options, double deadline,
-          MonitoredRun& monitored, Logger& log)
+  Trainer(ResolvedRun resolved, const TrainOptions& options, MonitoredRun& monitored, Logger& log)
       : resolved_(std::move(resolved)),
         monitored_(monitored),
         log_(log),
-        requests_(options.request, deadline),
+        requests_(options.request, options.deadline),
         trace_(options.trace),
         memory_(run().compute().device()),
         stragglers_(resolved_.plan.pipeline_parallel_size()) {}
@@ -64,10 +63,8 @@ class Trainer {
 
   absl::Status Prepare(const TrainOptions& options) {
     heartbeat().Begin("preparation");
-    ASSIGN_OR_RETURN(
-        session_,
-        MakeTrainSession(resolved_, {options.init_from, /*traced=*/options.trace.from > 0}, world(),
-                         monitored_.files(), log_));
+    ASSIGN_OR_RETURN(session_,
+                     MakeTrainSession(resolved_, options, world(), monitored_.files(), log_));
     if (options.trace.to <= first_step() && options.trace.from > 0) {
       log_.Warning(absl::StrCat("--trace: the run is at step ", WithCommas(first_step()),
                                 " already; nothing is traced"));
@@ -400,28 +397,23 @@ class Trainer {
 
 }  // namespace
 
-absl::Status Train(RunSpec run, const TrainOptions& options, Logger& log) {
+absl::Status Train(RunSpec run, TrainOptions options, Logger& log) {
   SelfCommunicator alone;
   Communicator& world = options.world != nullptr ? *options.world : alone;
   const auto system = MakePosixFileSystem();
   FileSystem& files = options.files != nullptr ? *options.files : *system;
-  const double minutes = run.train().exit_after_minutes();
-  const double deadline =
-      minutes > 0 ? std::min(options.deadline, SecondsNow() + 60 * minutes) : options.deadline;
+  if (const double minutes = run.train().exit_after_minutes(); minutes > 0) {
+    options.deadline = std::min(options.deadline, SecondsNow() + 60 * minutes);
+  }
   MonitoredRun monitored(run.parallel(), world, files, options.on_stuck);
   RETURN_IF_ERROR(monitored.Join());
   // Destroyed after End, when nobody watches this rank any more: freeing a model may take long.
   std::unique_ptr<Trainer> trainer;
   const auto work = [&]() -> absl::Status {
-    RunLockOptions lock = options.lock;
-    lock.wait = monitored.Beating(std::move(lock.wait));
-    ASSIGN_OR_RETURN(ResolvedRun resolved, ResolveRun(std::move(run),
-                                                      {.root = options.root,
-                                                       .require_empty = options.require_empty,
-                                                       .job_id = options.job_id,
-                                                       .lock = std::move(lock)},
-                                                      monitored.world(), monitored.files(), log));
-    trainer = std::make_unique<Trainer>(std::move(resolved), options, deadline, monitored, log);
+    options.lock.wait = monitored.Beating(std::move(options.lock.wait));
+    ASSIGN_OR_RETURN(ResolvedRun resolved, ResolveRun(std::move(run), options, monitored.world(),
+                                                      monitored.files(), log));
+    trainer = std::make_unique<Trainer>(std::move(resolved), options, monitored, log);
     RETURN_IF_ERROR(trainer->Prepare(options));
     return CatchErrors([&] { return trainer->Run(); }, trainer->device_use());
   };

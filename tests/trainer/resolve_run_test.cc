@@ -225,7 +225,7 @@ TEST(ResolveRun, ARunThatAnotherJobSavedMeanwhileIsToBeStartedAgain) {
     std::filesystem::create_directory(run / "step-00000004");
     std::filesystem::remove(run / "lock");
   };
-  const ResolveOptions options = {.root = folder.path(), .lock = {.wait = leaves}};
+  const TrainOptions options = {.root = folder.path(), .lock = {.wait = leaves}};
   const absl::Status status = ResolveRun(SmallRun(), options, world, *fs, log).status();
   EXPECT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
