@@ -166,8 +166,7 @@ TEST_P(Architectures, ValidatesByLikelihoodAsEvaluateDoesOnAnyNumberOfStages) {
                 .sentences = 10,
                 .max_positions = 300,
                 .translates = false,
-                .architecture = GetParam(),
-                .mlm_probability = (*model)->run.data().mlm_probability()});
+                .run = (*model)->run});
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_GT(record->nll(), 3);
   EXPECT_LT(record->nll(), 10);

@@ -162,8 +162,7 @@ absl::StatusOr<EvalRecord> EvaluateWhole(const RunSpec& run, const Corpus& corpu
                    .max_positions = static_cast<int>(run.data().microbatch().max_target_tokens()),
                    .samples = run.train().sample_translations(),
                    .output_folder = output_folder,
-                   .tags = run.data().tags(),
-                   .decode = run.decode()});
+                   .run = run});
 }
 
 TEST_F(ValidationTest, EveryRankOfEveryLayoutGetsTheScoresOfOneModelBitForBit) {
