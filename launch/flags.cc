@@ -61,8 +61,6 @@ absl::Status BadConfig(const std::vector<std::string>& mistakes) {
   return ConfigError(absl::StrJoin(mistakes, "\n"));
 }
 
-absl::Status BadFlag(const std::string& mistake) { return BadConfig({mistake}); }
-
 const ParsedFlags::Value& ParsedFlags::Get(std::string_view name) const {
   const auto found = values_.find(name);
   DEEPNET_CHECK(found != values_.end()) << "--" << name << " is not in the table";
@@ -198,8 +196,7 @@ absl::StatusOr<int64_t> ParseByteSize(const std::string& text) {
       {"B", 1.0},  {"KiB", 1024.0}, {"MiB", kMib}, {"GiB", kGib}, {"TiB", 1024.0 * kGib},
       {"kB", 1e3}, {"MB", 1e6},     {"GB", 1e9},   {"TB", 1e12}};
   const auto mistake = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "': ", what, ", such as 256MiB or 1.5GB"));
+    return InvalidArgument("'", text, "': ", what, ", such as 256MiB or 1.5GB");
   };
   const std::string trimmed(absl::StripAsciiWhitespace(text));
   const size_t digits = std::min(trimmed.find_first_not_of("0123456789.+-"), trimmed.size());
@@ -225,12 +222,11 @@ absl::StatusOr<std::pair<int64_t, int64_t>> ParseStepRange(const std::string& te
   std::pair<int64_t, int64_t> range;
   if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &range.first) ||
       !absl::SimpleAtoi(ends[1], &range.second)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "': two steps are needed, such as 10..12"));
+    return InvalidArgument("'", text, "': two steps are needed, such as 10..12");
   }
   if (range.first < 1 || range.second < range.first) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "': steps count from 1, and the last may not be below the first"));
+    return InvalidArgument("'", text,
+                           "': steps count from 1, and the last may not be below the first");
   }
   return range;
 }

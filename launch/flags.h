@@ -17,8 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
+#include "parallel/base/exit_code.h"
 
 namespace deepnet {
 
@@ -87,7 +88,6 @@ inline Flag Required(Flag flag) {
 // Returns OK where there are no `mistakes`, else INVALID_ARGUMENT with ExitCode::kBadConfig and all
 // of them, a line each.
 absl::Status BadConfig(const std::vector<std::string>& mistakes);
-absl::Status BadFlag(const std::string& mistake);
 
 // The outcome. Asking for a flag that is not in the table, or as another kind, is a broken
 // invariant.

@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<Vocabulary>> LoadVocabulary(const std::string& ru
   const std::string list = absl::StrCat(run_folder, "/", kRunLanguagesFile);
   auto languages = ReadLanguages(*MakePosixFileSystem(), list);
   if (absl::IsNotFound(languages.status())) {
-    languages = absl::NotFoundError(absl::StrCat(list, ": not found; is this a run folder?"));
+    languages = NotFound(list, ": not found; is this a run folder?");
   }
   if (!languages.ok()) return WithExitCode(languages.status(), ExitCode::kCheckpoint);
   const std::string model = absl::StrCat(run_folder, "/", kRunTokenizerFile);

@@ -102,12 +102,10 @@ absl::Status RankSnapshot::Pin(int threads) {
       [&]() -> absl::Status {
         memory_ = side_->Pin(bytes(), threads);
         if (memory_ != nullptr) return absl::OkStatus();
-        return WithExitCode(
-            absl::ResourceExhaustedError(absl::StrCat(
-                "host ", HostName(), " has no ", ByteText(bytes()),
-                " of pinned memory for the copy of a save (parallel.blocking_saves: true does ",
-                "without)")),
-            ExitCode::kDoesNotFit);
+        return DoesNotFitError(
+            "host ", HostName(), " has no ", ByteText(bytes()),
+            " of pinned memory for the copy of a save (parallel.blocking_saves: true does ",
+            "without)");
       },
       context_.device_use());
 }

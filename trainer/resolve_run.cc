@@ -17,7 +17,6 @@
 #include "parallel/plan/memory.h"
 #include "parallel/plan/planner.h"
 #include "trainer/checkpoint/compatibility.h"
-#include "trainer/checkpoint/format.h"
 #include "trainer/data/data_order.h"
 #include "trainer/data/subword_sampler.h"
 #include "trainer/kernels/compute.h"

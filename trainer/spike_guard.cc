@@ -21,10 +21,6 @@ namespace {
 
 constexpr int kMaxConsecutiveSkips = 10;
 
-absl::Status Diverged(const std::string& why) {
-  return WithExitCode(absl::AbortedError(absl::StrCat("diverged: ", why)), ExitCode::kDiverged);
-}
-
 // Returns the manifest of the newest intact checkpoint with at most `step` steps, or else of the
 // oldest with more; none if no checkpoint is intact.
 absl::StatusOr<std::optional<Manifest>> FindIntact(FileSystem& fs, const std::string& run_folder,
@@ -82,10 +78,10 @@ bool SpikeGuard::Count(const StepResult& result) {
 absl::Status SpikeGuard::CheckDivergence() {
   absl::Status status = least_scale_;
   if (context_.loss_scale == nullptr && state_.consecutive_skips() >= kMaxConsecutiveSkips) {
-    status = Diverged(absl::StrCat(
-        kMaxConsecutiveSkips,
+    status = DivergedError(
+        "diverged: ", kMaxConsecutiveSkips,
         spec_.action() == SpikeSpec::SKIP ? " non-finite steps or spikes" : " non-finite steps",
-        " in a row at step ", state_.step()));
+        " in a row at step ", state_.step());
   }
   if (status.ok()) return status;
   RETURN_IF_ERROR(checkpoints_.Finish());
@@ -118,8 +114,8 @@ absl::StatusOr<bool> SpikeGuard::RollBack(SpikeRecord& spike) {
   if (NumRollBacks(state_) >= spec_.max_roll_backs()) {
     return AgreeOnStatus(
         *context_.world,
-        Diverged(absl::StrCat(SpikeFigures(spike), ", after ", NumRollBacks(state_),
-                              " roll-backs, as many as train.spike.max_roll_backs allows")));
+        DivergedError("diverged: ", SpikeFigures(spike), ", after ", NumRollBacks(state_),
+                      " roll-backs, as many as train.spike.max_roll_backs allows"));
   }
   SpikeRecord left_out = spike;
   LeaveOutAround(spec_, left_out);

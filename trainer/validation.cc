@@ -209,9 +209,7 @@ absl::StatusOr<EvalRecord> Drive(const Corpus& corpus, EvaluateOptions options,
   RETURN_IF_ERROR(scorer.Stop());
   if (stop.IsStopping()) return Stopped();
   if (absl::IsOutOfRange(record.status())) {
-    return WithExitCode(absl::AbortedError(absl::StrCat("diverged: in the validation of ",
-                                                        record.status().message())),
-                        ExitCode::kDiverged);
+    return DivergedError("diverged: in the validation of ", record.status().message());
   }
   return record;
 }

@@ -155,7 +155,7 @@ absl::Status RunBench(const CommandLine& line) {
   const auto& words = line.flags.positional();
   const std::string what = words.size() == 1 ? words[0] : "";
   if (what != "step" && what != "decode" && what != "kernels" && what != "products") {
-    return BadFlag("bench: say what to measure: step, decode, kernels or products");
+    return ConfigError("bench: say what to measure: step, decode, kernels or products");
   }
   const auto integer = [&](const char* name) { return static_cast<int>(line.flags.Integer(name)); };
   BenchOptions options = {

@@ -50,7 +50,7 @@ ToolProgress Bar(Logger& log, const std::string& label) {
 absl::StatusOr<int64_t> SizeFlag(const CommandLine& line, const std::string& flag) {
   absl::StatusOr<int64_t> size = ParseByteSize(line.flags.Text(flag));
   if (size.ok()) return size;
-  return BadFlag(absl::StrCat("--", flag, ": ", size.status().message()));
+  return ConfigError("--", flag, ": ", size.status().message());
 }
 
 Flag OutputFlag() {
@@ -111,9 +111,9 @@ absl::StatusOr<std::vector<std::string>> LastOf(FileSystem& fs, const std::strin
     if (current) folders.push_back(listed.folder);
   }
   if (static_cast<int64_t>(folders.size()) < last) {
-    return WithExitCode(absl::NotFoundError(absl::StrCat("'", run_folder, "' has ", folders.size(),
-                                                         " checkpoints; --last asks for ", last)),
-                        ExitCode::kCheckpoint);
+    return WithExitCode(
+        NotFound("'", run_folder, "' has ", folders.size(), " checkpoints; --last asks for ", last),
+        ExitCode::kCheckpoint);
   }
   folders.erase(folders.begin(), folders.end() - last);
   return folders;
@@ -125,10 +125,10 @@ absl::StatusOr<std::vector<std::string>> ChooseForAverage(const CommandLine& lin
   if (line.flags.Given("last")) {
     const int64_t last = line.flags.Integer("last");
     if (paths.size() == 1) return LastOf(*tool.fs, paths[0], last, tool.options);
-    return BadFlag("--last: takes one run folder");
+    return ConfigError("--last: takes one run folder");
   }
   if (paths.size() == 1 && !line.flags.Switch("ema")) {
-    return BadFlag("--last: required with one run folder; or name the checkpoints");
+    return ConfigError("--last: required with one run folder; or name the checkpoints");
   }
   std::vector<std::string> folders;
   for (const std::string& path : paths) {
@@ -324,8 +324,8 @@ absl::StatusOr<std::unique_ptr<Tool>> StartTool(const CommandLine& line, const s
     tool->paths.push_back(CheckpointPath(*tool->fs, ResolvePath(line, word)));
   }
   if (tool->paths.size() >= least) return tool;
-  return BadFlag(absl::StrCat(what, ": required; `deepnet checkpoint ", line.command.name,
-                              " --help` says more"));
+  return ConfigError(what, ": required; `deepnet checkpoint ", line.command.name,
+                     " --help` says more");
 }
 
 absl::Status RunShared(const CommandLine& line, const SharedTool& shared) {

@@ -145,7 +145,7 @@ absl::Status RunCommand(const Command& command, const std::string& name,
   }
   ASSIGN_OR_RETURN(ParsedFlags flags, ParseFlags(AllFlags(command), words, command.max_arguments));
   if (command.spec == SpecUse::kRequired && command.load == nullptr && !flags.Given("config")) {
-    return BadFlag("--config: required; complete ones are in launch/recipes");
+    return ConfigError("--config: required; complete ones are in launch/recipes");
   }
   ShownBuffer buffer(environment.out);
   std::ostream shown(&buffer);
@@ -167,7 +167,7 @@ absl::Status RunCommand(const Command& command, const std::string& name,
 absl::Status RunNamed(const std::vector<Command>& commands, const std::string& group,
                       const std::string& help, const std::vector<std::string>& words,
                       const Environment& environment) {
-  if (words.empty()) return BadFlag("no command given\n" + help);
+  if (words.empty()) return ConfigError("no command given\n" + help);
   if (AsksForHelp(words[0]) || words[0] == "help") {
     environment.out << help;
     return absl::OkStatus();
@@ -181,7 +181,7 @@ absl::Status RunNamed(const std::vector<Command>& commands, const std::string& g
     if (command.subcommands.empty()) return RunCommand(command, name, rest, environment);
     return RunNamed(command.subcommands, name + " ", GroupHelp(command, name), rest, environment);
   }
-  return BadFlag(absl::StrCat(group, words[0], ": unknown command", SuggestName(words[0], names)));
+  return ConfigError(group, words[0], ": unknown command", SuggestName(words[0], names));
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ absl::StatusOr<std::vector<std::unique_ptr<FdStream>>> OpenPairs(const DecodingJ
   std::vector<std::unique_ptr<FdStream>> files;
   const std::vector<std::string>& names = job.line.flags.positional();
   if (job.world.rank() != 0) return files;
-  if (names.size() == 1) return BadFlag("one file given: name a source and a target file, or none");
+  if (names.size() == 1)
+    return ConfigError("one file given: name a source and a target file, or none");
   for (const std::string& name : names) {
     ASSIGN_OR_RETURN(files.emplace_back(), FdStream::Open(ResolvePath(job.line, name)));
   }
@@ -75,8 +76,8 @@ absl::StatusOr<TranslatorOptions> OptionsOf(const DecodingJob& job, const BatchL
                             .share = {.part = job.world.rank(), .num_parts = job.world.size()}};
   ASSIGN_OR_RETURN(options.search, MakeSearchOptions(job.run.decode(), job.vocabulary.TagIds()));
   if (options.limits.batch_tokens < 1 || options.limits.batch_tokens > kMaxBatchTokens) {
-    return BadFlag(absl::StrCat("decode.batch_tokens: ", options.limits.batch_tokens,
-                                ": must be from 1 to ", kMaxBatchTokens));
+    return ConfigError("decode.batch_tokens: ", options.limits.batch_tokens, ": must be from 1 to ",
+                       kMaxBatchTokens);
   }
   return options;
 }

@@ -47,10 +47,10 @@ absl::Status StatusOf(const DoctorReport& report) {
   const auto failures = std::count_if(report.findings().begin(), report.findings().end(),
                                       [](const DoctorFinding& f) { return f.failure(); });
   const auto outliers = report.findings_size() - failures;
-  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
-                          "doctor: ", failures, failures == 1 ? " failure, " : " failures, ",
-                          outliers, outliers == 1 ? " outlier" : " outliers")),
-                      CodeOf(report));
+  return WithExitCode(
+      FailedPrecondition("doctor: ", failures, failures == 1 ? " failure, " : " failures, ",
+                         outliers, outliers == 1 ? " outlier" : " outliers"),
+      CodeOf(report));
 }
 
 absl::Status DoctorOnAllRanks(const CommandLine& line, Communicator& hosts) {

@@ -21,7 +21,7 @@ namespace {
 absl::Status CheckFlags(const ParsedFlags& flags) {
   const int64_t sentences = flags.Integer("sentences");
   if (sentences < 0 || sentences > std::numeric_limits<int>::max()) {
-    return BadFlag(absl::StrCat("--sentences: ", sentences, ": must be at least 1, or 0: all"));
+    return ConfigError("--sentences: ", sentences, ": must be at least 1, or 0: all");
   }
   return CheckSearchFlags(flags);
 }
@@ -30,7 +30,7 @@ absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const RunSpec& run) {
   const std::string& given = line.flags.Text("data");
   const std::string& folder = given.empty() ? run.data().folder() : given;
   // An imported checkpoint was trained on a corpus that nobody here knows.
-  if (folder.empty()) return BadFlag("--data: required; the checkpoint names no corpus");
+  if (folder.empty()) return ConfigError("--data: required; the checkpoint names no corpus");
   return WithExitCode(Corpus::Open(ResolvePath(line, folder)), ExitCode::kData);
 }
 

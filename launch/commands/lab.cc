@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
@@ -114,8 +113,8 @@ absl::StatusOr<Corpus> OpenCorpus(const CommandLine& line, const std::string& fo
 absl::Status RunAdminProfile(const CommandLine& line) {
   ASSIGN_OR_RETURN(RunSpec run, LoadRunSpec(line));
   if (run.model().residual() != ADMIN) {
-    return BadFlag(absl::StrCat("model.residual: ", Residual_Name(run.model().residual()),
-                                ": must be ADMIN: no other scheme has a profile"));
+    return ConfigError("model.residual: ", Residual_Name(run.model().residual()),
+                       ": must be ADMIN: no other scheme has a profile");
   }
   ASSIGN_OR_RETURN(const Corpus corpus, OpenCorpus(line, run.data().folder()));
   run.mutable_model()->set_vocabulary_size(corpus.vocabulary().size());
@@ -177,9 +176,8 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
   }
   ASSIGN_OR_RETURN(run, LoadRunSpec(line, run));
   if (!IsEncoderDecoder(run.model())) {
-    return BadFlag(
-        absl::StrCat("model.architecture: ", Architecture_Name(run.model().architecture()),
-                     ": must be ENCODER_DECODER here: the study makes both stacks equally deep"));
+    return ConfigError("model.architecture: ", Architecture_Name(run.model().architecture()),
+                       ": must be ENCODER_DECODER here: the study makes both stacks equally deep");
   }
   *run.mutable_compute() = ResolveCompute(run.compute());
   std::unique_ptr<BatchSource> of_corpus;

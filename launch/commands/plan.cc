@@ -86,7 +86,7 @@ absl::Status WriteText(const CommandLine& line, const std::string& flag, const s
   const std::string path = ResolvePath(line, line.flags.Text(flag));
   absl::Status written = ReplaceFile(*MakePosixFileSystem(Durability::kProcessEnd), path, text);
   if (written.ok()) return written;
-  return BadFlag(absl::StrCat("--", flag, ": ", written.message()));
+  return ConfigError("--", flag, ": ", written.message());
 }
 
 std::string Svg(const Plan& plan, const RunSpec& run) {
@@ -110,10 +110,10 @@ std::string Script(const Plan& plan, const RunSpec& run, const CommandLine& line
 absl::Status CheckFlags(const ParsedFlags& flags) {
   const bool json = flags.Switch("json"), compare = flags.Switch("compare");
   if ((json || compare) && flags.Given("print")) {
-    return BadFlag("--print is for tables of a plan: not with --json, --compare");
+    return ConfigError("--print is for tables of a plan: not with --json, --compare");
   }
   if (compare && (json || flags.Given("svg") || flags.Given("sbatch"))) {
-    return BadFlag("--compare is a table of its own: not with --json, --svg, --sbatch");
+    return ConfigError("--compare is a table of its own: not with --json, --svg, --sbatch");
   }
   return absl::OkStatus();
 }

@@ -35,13 +35,13 @@ namespace fs = std::filesystem;
 absl::StatusOr<RunSpec> LoadRunSpecWithTsv(const CommandLine& line) {
   if (!line.flags.Given("tsv")) {
     for (const char* flag : {"from", "to", "score-threshold"}) {
-      if (line.flags.Given(flag)) return BadFlag(absl::StrCat("--", flag, ": only with --tsv"));
+      if (line.flags.Given(flag)) return ConfigError("--", flag, ": only with --tsv");
     }
     if (line.flags.Given("config")) return LoadConfig(line);
-    return BadFlag("--config: required, or --tsv; complete ones are in launch/recipes");
+    return ConfigError("--config: required, or --tsv; complete ones are in launch/recipes");
   }
   if (!line.flags.Given("from") || !line.flags.Given("to")) {
-    return BadFlag("--tsv: needs --from and --to, the languages of its columns");
+    return ConfigError("--tsv: needs --from and --to, the languages of its columns");
   }
   ASSIGN_OR_RETURN(RunSpec run, ReadRunSpec(SourcesOf(line), RunSpec()));
   TextFiles* const text = run.mutable_prepare()->add_text();
@@ -76,16 +76,16 @@ absl::Status KeepBytes(std::istream& in, const std::string& what, const std::str
   ASSIGN_OR_RETURN(const CorpusFile written, file->Finish());
   RETURN_IF_ERROR(WithPrefix(what, StreamError(in)));
   if (written.bytes() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("nothing comes from ", what));
+    return InvalidArgument("nothing comes from ", what);
   }
   if (fs::exists(path, error)) {
     ASSIGN_OR_RETURN(const uint64_t known, HashFile(path));
     if (known == written.hash()) return absl::OkStatus();
     if (!may_replace) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(path,
-                       " has another text: choose another data.folder, or replace it: --extend, "
-                       "--set prepare.replace=true"));
+      return FailedPrecondition(
+          path,
+          " has another text: choose another data.folder, or replace it: --extend, "
+          "--set prepare.replace=true");
     }
   }
   fs::rename(folder / unfinished, path, error);

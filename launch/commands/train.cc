@@ -83,11 +83,11 @@ absl::StatusOr<StepRange> TracedSteps(const CommandLine& line, const RunSpec& ru
   const std::string& text = line.flags.Text("trace");
   if (text.empty()) return StepRange();
   const auto range = ParseStepRange(text);
-  if (!range.ok()) return BadFlag(absl::StrCat("--trace: ", range.status().message()));
+  if (!range.ok()) return ConfigError("--trace: ", range.status().message());
   const StepRange steps{range->first, range->second};
   if (run.train().steps() > 0 && steps.to > run.train().steps()) {
-    return BadFlag(absl::StrCat("--trace: ", text, ": the run ends with step ", run.train().steps(),
-                                " (train.steps)"));
+    return ConfigError("--trace: ", text, ": the run ends with step ", run.train().steps(),
+                       " (train.steps)");
   }
   return steps;
 }

@@ -75,8 +75,8 @@ std::string EndingOf(fs::path file) {
 
 absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
   const ParsedFlags& flags = line.flags;
-  if (flags.positional().empty()) return BadFlag("--text: two files are needed: SOURCE TARGET");
-  if (flags.Switch("require-empty")) return BadFlag("--require-empty: not with --text");
+  if (flags.positional().empty()) return ConfigError("--text: two files are needed: SOURCE TARGET");
+  if (flags.Switch("require-empty")) return ConfigError("--require-empty: not with --text");
   Sides sides = {Side{flags.Text("text"), flags.Text("from")},
                  Side{flags.positional()[0], flags.Text("to")}};
   for (Side& side : sides) {
@@ -84,9 +84,9 @@ absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
   }
   if (sides[0].language.empty() || sides[1].language.empty() ||
       sides[0].language == sides[1].language) {
-    return BadFlag(absl::StrCat("--text: ", sides[0].file, " and ", sides[1].file,
-                                " do not end in two languages, as a.en and a.de do: say them by "
-                                "--from and --to"));
+    return ConfigError("--text: ", sides[0].file, " and ", sides[1].file,
+                       " do not end in two languages, as a.en and a.de do: say them by "
+                       "--from and --to");
   }
   return sides;
 }
@@ -130,10 +130,6 @@ absl::StatusOr<RunSpec> LoadTextRun(const CommandLine& line) {
   }
   RETURN_IF_ERROR(ValidateForPrepare(run));
   return run;
-}
-
-absl::Status DataError(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kData);
 }
 
 absl::StatusOr<int64_t> CountPairs(const ParallelFiles& sources) {
@@ -180,10 +176,9 @@ absl::StatusOr<std::string> ContentsOf(const std::vector<std::string>& files) {
 // Fails unless `folder` is free, or was made by CutText and holds none of the sources.
 absl::Status CheckTextFolder(const ParallelFiles& sources, const fs::path& folder) {
   const auto refuse = [&](const std::string& why) {
-    return WithExitCode(
-        absl::FailedPreconditionError(absl::StrCat(
-            "--text: ", folder.string(), why, "; name another run folder by --set folder=...")),
-        ExitCode::kBadConfig);
+    return WithExitCode(FailedPrecondition("--text: ", folder.string(), why,
+                                           "; name another run folder by --set folder=..."),
+                        ExitCode::kBadConfig);
   };
   for (const std::string& source : {sources.first_file, sources.second_file}) {
     if (LiesIn(source, folder))
@@ -221,20 +216,20 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   std::error_code error;
   if (noted.size() > contents.size() && absl::StartsWith(noted, contents) && there.ok() &&
       !run.prepare().replace()) {
-    return DataError(absl::StrCat("--text: ", folder.string(),
-                                  ": a file was changed since it was "
-                                  "cut: remove the folder, or --set prepare.replace=true"));
+    return DataError("--text: ", folder.string(),
+                     ": a file was changed since it was "
+                     "cut: remove the folder, or --set prepare.replace=true");
   }
   if (!absl::StartsWith(noted, contents) &&
       fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
-    return DataError(absl::StrCat("--text: ", run.folder(),
-                                  " is the run of another text: name another by --set folder=..."));
+    return DataError("--text: ", run.folder(),
+                     " is the run of another text: name another by --set folder=...");
   }
   ASSIGN_OR_RETURN(const int64_t pairs, CountPairs(sources));
   if (pairs <= kDevEvery / 2) {
-    return DataError(absl::StrCat("--text: ", line.flags.Text("text"), ": ", pairs,
-                                  " lines, too few to hold any out as dev: at least ",
-                                  kDevEvery / 2 + 1, " are needed"));
+    return DataError("--text: ", line.flags.Text("text"), ": ", pairs,
+                     " lines, too few to hold any out as dev: at least ", kDevEvery / 2 + 1,
+                     " are needed");
   }
   const int64_t dev_every = std::max(kDevEvery, (pairs + kMaxDevLines - 1) / kMaxDevLines);
   const std::string unfinished = folder.string() + kUnfinishedEnd;
@@ -268,13 +263,13 @@ std::vector<Flag> TextFlags() {
 absl::StatusOr<RunSpec> LoadTrainConfig(const CommandLine& line) {
   if (line.flags.Given("text")) return LoadTextRun(line);
   for (const char* name : {"from", "to"}) {
-    if (line.flags.Given(name)) return BadFlag(absl::StrCat("--", name, ": only with --text"));
+    if (line.flags.Given(name)) return ConfigError("--", name, ": only with --text");
   }
   if (!line.flags.positional().empty()) {
-    return BadFlag(absl::StrCat(line.flags.positional()[0], ": a word only follows --text SOURCE"));
+    return ConfigError(line.flags.positional()[0], ": a word only follows --text SOURCE");
   }
   if (!line.flags.Given("config")) {
-    return BadFlag(
+    return ConfigError(
         "--config: required, or --text SOURCE TARGET; complete ones are in launch/recipes");
   }
   return LoadConfig(line);

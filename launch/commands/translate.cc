@@ -14,7 +14,7 @@ namespace {
 absl::Status CheckFlags(const ParsedFlags& flags) {
   RETURN_IF_ERROR(CheckSearchFlags(flags));
   if (flags.Integer("chunk-lines") < 1 || flags.Integer("chunk-lines") > 1000000) {
-    return BadFlag("--chunk-lines: must be 1 to 1000000");
+    return ConfigError("--chunk-lines: must be 1 to 1000000");
   }
   return absl::OkStatus();
 }

@@ -58,14 +58,35 @@ template <typename... Parts>
 absl::Status DataLoss(const Parts&... parts) {
   return absl::DataLossError(absl::StrCat(parts...));
 }
-// FailedPrecondition with kPreflight, and InvalidArgument with kBadConfig.
+template <typename... Parts>
+absl::Status NotFound(const Parts&... parts) {
+  return absl::NotFoundError(absl::StrCat(parts...));
+}
+// FailedPrecondition with kPreflight and kCheckpoint, InvalidArgument with kBadConfig and kData,
+// ResourceExhausted with kDoesNotFit, and Aborted with kDiverged.
 template <typename... Parts>
 absl::Status PreflightError(const Parts&... parts) {
   return WithExitCode(FailedPrecondition(parts...), ExitCode::kPreflight);
 }
 template <typename... Parts>
+absl::Status CheckpointRefused(const Parts&... parts) {
+  return WithExitCode(FailedPrecondition(parts...), ExitCode::kCheckpoint);
+}
+template <typename... Parts>
 absl::Status ConfigError(const Parts&... parts) {
   return WithExitCode(InvalidArgument(parts...), ExitCode::kBadConfig);
+}
+template <typename... Parts>
+absl::Status DataError(const Parts&... parts) {
+  return WithExitCode(InvalidArgument(parts...), ExitCode::kData);
+}
+template <typename... Parts>
+absl::Status DoesNotFitError(const Parts&... parts) {
+  return WithExitCode(absl::ResourceExhaustedError(absl::StrCat(parts...)), ExitCode::kDoesNotFit);
+}
+template <typename... Parts>
+absl::Status DivergedError(const Parts&... parts) {
+  return WithExitCode(absl::AbortedError(absl::StrCat(parts...)), ExitCode::kDiverged);
 }
 
 bool HasExitCode(const absl::Status& status);  // one was attached

@@ -163,10 +163,8 @@ absl::StatusOr<std::thread> StartThread(std::function<void()> work) {
   try {
     return std::thread(std::move(work));
   } catch (const std::system_error& error) {
-    return WithExitCode(absl::ResourceExhaustedError(absl::StrCat(
-                            "the system refuses another thread (", error.code().message(),
-                            "): its limits of processes (ulimit -u) and memory decide")),
-                        ExitCode::kDoesNotFit);
+    return DoesNotFitError("the system refuses another thread (", error.code().message(),
+                           "): its limits of processes (ulimit -u) and memory decide");
   }
 }
 

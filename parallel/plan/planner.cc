@@ -195,7 +195,7 @@ absl::Status DoesNotFit(const Request& request, const Plan& closest) {
                    LayersText(closest, *request.inventory, stage.rank()), ") needs ", Gib(need),
                    beside, " and has ", Gib(request.memory_bytes), sentences, ", ",
                    Gib(need - request.memory_bytes), " too little", Advice(request, closest));
-  return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
+  return DoesNotFitError(message);
 }
 
 // Repeats the stages of the first replica for the others, and says what is expected of all.

@@ -66,10 +66,6 @@ constexpr int kGraphWarmUpSteps = 6;                     // which are also recor
 constexpr double kMaxLength = 1 << 20;                   // of a sentence in it
 constexpr int64_t kMaxLengthsBytes = int64_t{64} << 20;  // of a file of sentence lengths
 
-absl::Status DataError(const std::string& text) {
-  return WithExitCode(absl::InvalidArgumentError(text), ExitCode::kData);
-}
-
 // Returns microbatches as full as the capacity allows; repeats the lengths if there are few.
 absl::StatusOr<std::vector<Microbatch>> MakeBatches(const BenchOptions& options,
                                                     const RunSpec& run) {
@@ -79,8 +75,8 @@ absl::StatusOr<std::vector<Microbatch>> MakeBatches(const BenchOptions& options,
     return pair.first > capacity.max_source_tokens() || pair.second > capacity.max_target_tokens();
   });
   if (lengths.empty()) {
-    return DataError(absl::StrCat(options.lengths_file, ": no pair of at most ",
-                                  capacity.max_target_tokens(), " tokens"));
+    return DataError(options.lengths_file, ": no pair of at most ", capacity.max_target_tokens(),
+                     " tokens");
   }
   const size_t distinct = lengths.size();
   while (lengths.size() < distinct * (capacity.max_target_tokens() / 250)) {
@@ -437,7 +433,7 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
   const auto text = ReadWholeFile(*MakePosixFileSystem(), file, kMaxLengthsBytes);
   google::protobuf::ListValue list;
   if (!text.ok() || !google::protobuf::util::JsonStringToMessage(*text, &list).ok()) {
-    return DataError(absl::StrCat(file, ": not a JSON list of [source, target]"));
+    return DataError(file, ": not a JSON list of [source, target]");
   }
   std::vector<std::pair<int, int>> lengths;
   for (const auto& pair : list.values()) {
@@ -447,12 +443,12 @@ absl::StatusOr<std::vector<std::pair<int, int>>> ReadBenchLengths(const std::str
       return number >= 1 && number <= kMaxLength && number == std::floor(number);
     };
     if (values.size() != 2 || !is_length(values[0]) || !is_length(values[1])) {
-      return DataError(absl::StrCat(file, ": entry ", lengths.size(), " is not [source, target]"));
+      return DataError(file, ": entry ", lengths.size(), " is not [source, target]");
     }
     lengths.emplace_back(static_cast<int>(values[0].number_value()),
                          static_cast<int>(values[1].number_value()));
   }
-  if (lengths.empty()) return DataError(absl::StrCat(file, ": an empty list"));
+  if (lengths.empty()) return DataError(file, ": an empty list");
   return lengths;
 }
 
@@ -615,8 +611,8 @@ absl::StatusOr<BenchRecord> BenchDecode(const BenchOptions& options) {
   decode.set_batch_tokens(options.batch_tokens);
   for (const auto& [source, target] : lengths) {
     if (const int longer = std::max(source, target); longer >= run.model().max_positions()) {
-      return DataError(absl::StrCat(options.lengths_file, ": ", longer,
-                                    " tokens, but the model takes ", run.model().max_positions()));
+      return DataError(options.lengths_file, ": ", longer, " tokens, but the model takes ",
+                       run.model().max_positions());
     }
     decode.set_max_tokens(std::max(decode.max_tokens(), target));
   }

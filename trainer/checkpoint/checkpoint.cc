@@ -172,17 +172,15 @@ absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
       const auto [begin, end] = wanted.equal_range(extent.name());
       for (auto found = begin; found != end; ++found) {
         if (shape == found->second->shape) continue;
-        return absl::FailedPreconditionError(absl::StrCat("'", extent.name(), "' has shape ",
-                                                          ShapeText(shape), ", not ",
-                                                          ShapeText(found->second->shape)));
+        return FailedPrecondition("'", extent.name(), "' has shape ", ShapeText(shape), ", not ",
+                                  ShapeText(found->second->shape));
       }
       wanted.erase(begin, end);
     }
   }
   if (wanted.empty()) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("'", std::string(wanted.begin()->first), "'",
-                                          wanted.size() == 1 ? "" : " (and others)",
-                                          " is not stored there"));
+  return NotFound("'", std::string(wanted.begin()->first), "'",
+                  wanted.size() == 1 ? "" : " (and others)", " is not stored there");
 }
 
 // Returns what to read of one file, ascending and disjoint.
@@ -225,9 +223,8 @@ struct Candidate {
 absl::StatusOr<Manifest> ReadVerified(FileSystem& fs, const std::string& folder, int64_t step) {
   ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(fs, folder));
   if (manifest.step() != step) {
-    return CheckpointError(
-        absl::DataLossError(absl::StrCat("its manifest says step ", manifest.step())),
-        absl::StrCat("'", folder, "' has a wrong name"));
+    return CheckpointError(DataLoss("its manifest says step ", manifest.step()),
+                           absl::StrCat("'", folder, "' has a wrong name"));
   }
   RETURN_IF_ERROR(VerifyTensors(fs, folder, manifest));
   return manifest;

@@ -12,7 +12,7 @@
 #include <google/protobuf/text_format.h>
 
 #include "parallel/base/check.h"
-#include "trainer/checkpoint/format.h"
+#include "parallel/base/exit_code.h"
 
 namespace deepnet {
 namespace {

@@ -34,19 +34,18 @@ std::string LittleEndian(uint32_t value) {
 absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
   const std::string& name = file.file();
   if (!IsFileName(name)) {
-    return absl::DataLossError(absl::StrCat("'", name, "' is no name of a file in this folder"));
+    return DataLoss("'", name, "' is no name of a file in this folder");
   }
   const int64_t blocks = file.bytes() / block_bytes + (file.bytes() % block_bytes != 0 ? 1 : 0);
   if (file.bytes() < 0 || blocks != file.block_crc32c_size()) {
-    return absl::DataLossError(absl::StrCat(name, " has ", file.bytes(), " bytes but ",
-                                            file.block_crc32c_size(), " checksums"));
+    return DataLoss(name, " has ", file.bytes(), " bytes but ", file.block_crc32c_size(),
+                    " checksums");
   }
   int64_t end = 0;  // bytes, where the extent before ended
   for (const TensorExtent& extent : file.extents()) {
     if (extent.dtype() != TensorExtent::F32) {
-      return absl::FailedPreconditionError(absl::StrCat("'", extent.name(),
-                                                        "' has elements of type ", extent.dtype(),
-                                                        "; this program reads F32"));
+      return FailedPrecondition("'", extent.name(), "' has elements of type ", extent.dtype(),
+                                "; this program reads F32");
     }
     const int64_t elements = CheckedElements(extent.shape());
     const bool inside_tensor = extent.first_element() >= 0 && extent.num_elements() > 0 &&
@@ -56,8 +55,7 @@ absl::Status CheckFile(const ShardFile& file, int64_t block_bytes) {
         extent.offset() >= end && extent.offset() <= file.bytes() &&
         extent.num_elements() <= (file.bytes() - extent.offset()) / kElementBytes;
     if (!inside_tensor || !inside_file) {
-      return absl::DataLossError(
-          absl::StrCat("an extent of '", extent.name(), "' does not fit into ", name));
+      return DataLoss("an extent of '", extent.name(), "' does not fit into ", name);
     }
     end = extent.offset() + extent.num_elements() * kElementBytes;
   }
@@ -70,7 +68,7 @@ absl::Status CheckTensors(const Manifest& manifest) {
   for (const ShardFile& file : manifest.files()) {
     for (const TensorExtent& extent : file.extents()) {
       if (!tensors[extent.name()].emplace(extent.first_element(), &extent).second) {
-        return absl::DataLossError(absl::StrCat("'", extent.name(), "' is stored twice"));
+        return DataLoss("'", extent.name(), "' is stored twice");
       }
     }
   }
@@ -83,7 +81,7 @@ absl::Status CheckTensors(const Manifest& manifest) {
       covered += extent->num_elements();
     }
     if (covered != CheckedElements(first.shape())) {
-      return absl::DataLossError(absl::StrCat("the parts of '", name, "' do not make a whole"));
+      return DataLoss("the parts of '", name, "' do not make a whole");
     }
   }
   return absl::OkStatus();
@@ -91,17 +89,17 @@ absl::Status CheckTensors(const Manifest& manifest) {
 
 absl::Status CheckManifest(const Manifest& manifest) {
   if (manifest.format_version() != kFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "format_version is ", manifest.format_version(), "; this program reads ", kFormatVersion));
+    return FailedPrecondition("format_version is ", manifest.format_version(),
+                              "; this program reads ", kFormatVersion);
   }
   if (manifest.block_bytes() <= 0 || manifest.block_bytes() > kMaxBlockBytes) {
-    return absl::DataLossError(absl::StrCat("block_bytes is ", manifest.block_bytes()));
+    return DataLoss("block_bytes is ", manifest.block_bytes());
   }
   std::set<std::string> names;
   for (const ShardFile& file : manifest.files()) {
     RETURN_IF_ERROR(CheckFile(file, manifest.block_bytes()));
     if (!names.insert(file.file()).second) {
-      return absl::DataLossError(absl::StrCat(file.file(), " is listed twice"));
+      return DataLoss(file.file(), " is listed twice");
     }
   }
   return CheckTensors(manifest);
@@ -134,7 +132,7 @@ std::string SerializeManifest(const Manifest& manifest) {
 
 absl::StatusOr<Manifest> ParseManifest(std::string_view bytes) {
   if (bytes.size() < kTrailerBytes) {
-    return absl::DataLossError(absl::StrCat("it has only ", bytes.size(), " bytes"));
+    return DataLoss("it has only ", bytes.size(), " bytes");
   }
   const std::string_view contents = bytes.substr(0, bytes.size() - kTrailerBytes);
   const std::string_view trailer = bytes.substr(contents.size());
@@ -218,8 +216,7 @@ int64_t BlockReader::End(int64_t block) const {
 absl::Status BlockReader::CheckSize() {
   ASSIGN_OR_RETURN(const int64_t bytes, fs_.Size(path_));
   if (bytes == file_.bytes()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("'", path_, "' has ", bytes, " bytes; its manifest says ", file_.bytes()));
+  return DataLoss("'", path_, "' has ", bytes, " bytes; its manifest says ", file_.bytes());
 }
 
 absl::Status BlockReader::Read(int64_t block, std::span<char> into) {

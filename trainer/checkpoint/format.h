@@ -60,12 +60,6 @@ Result CheckpointError(Result result, const std::string& context) {
   return WithExitCode(WithPrefix(context, std::move(result)), ExitCode::kCheckpoint);
 }
 
-// FailedPrecondition with ExitCode::kCheckpoint.
-template <typename... Parts>
-absl::Status CheckpointRefused(const Parts&... parts) {
-  return WithExitCode(FailedPrecondition(parts...), ExitCode::kCheckpoint);
-}
-
 // Returns the elements of a shape from outside; -1 if that makes no sense.
 int64_t CheckedElements(const google::protobuf::RepeatedField<int64_t>& shape);
 

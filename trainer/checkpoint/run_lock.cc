@@ -176,10 +176,10 @@ absl::Status RefuseLinks(FileSystem& fs, const std::string& run_folder) {
     ASSIGN_OR_RETURN(const FileType type, fs.TypeOf(path));
     if (type != FileType::kLink || fs.List(path).ok()) continue;
     return WithExitCode(
-        absl::FailedPreconditionError(absl::StrCat(
+        FailedPrecondition(
             "'", path,
             "' is a symbolic link. Files of a run folder must be files: else what a run "
-            "writes goes elsewhere. Copy the file to where the link is, or remove the link")),
+            "writes goes elsewhere. Copy the file to where the link is, or remove the link"),
         ExitCode::kBadConfig);
   }
   return absl::OkStatus();

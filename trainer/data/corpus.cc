@@ -235,8 +235,8 @@ absl::StatusOr<ParallelSentences> Corpus::Sentences(std::string_view split, std:
     }
     if (!joined.source.empty()) return joined;
   }
-  return absl::NotFoundError(absl::StrCat("no ", std::string(split), " sentences of ",
-                                          std::string(source), "-", std::string(target)));
+  return NotFound("no ", std::string(split), " sentences of ", std::string(source), "-",
+                  std::string(target));
 }
 
 }  // namespace deepnet

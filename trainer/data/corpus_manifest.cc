@@ -101,10 +101,10 @@ absl::StatusOr<CorpusManifest> ReadManifest(const std::string& folder) {
   const auto fs = MakePosixFileSystem();
   if (const auto exists = Exists(*fs, path); exists.ok() && !*exists) {
     std::error_code ignored;
-    return absl::NotFoundError(absl::StrCat(folder, " is no prepared corpus: it ",
-                                            std::filesystem::is_regular_file(folder, ignored)
-                                                ? "is a file, not a folder"
-                                                : "has no manifest.textproto"));
+    return NotFound(folder, " is no prepared corpus: it ",
+                    std::filesystem::is_regular_file(folder, ignored)
+                        ? "is a file, not a folder"
+                        : "has no manifest.textproto");
   }
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(*fs, path, kMaxManifestBytes));
   if (text.find("\n    sample_sentences: ") != std::string::npos) {

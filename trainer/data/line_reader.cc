@@ -134,7 +134,7 @@ absl::Status LineReader::Failure(std::string_view what) const {
 
 absl::StatusOr<std::unique_ptr<LineReader>> LineReader::Open(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  if (file < 0) return NotFound(path, ": ", strerror(errno));
   auto reader = std::unique_ptr<LineReader>(new LineReader(path, file));
   struct stat status = {};
   if (fstat(file, &status) == 0 && S_ISDIR(status.st_mode)) {

@@ -86,7 +86,7 @@ void OnSigbus(int signal, siginfo_t* info, void*) {
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  if (file < 0) return NotFound(path, ": ", strerror(errno));
   struct stat status = {};
   const bool known = fstat(file, &status) == 0;
   MappedFile mapped;

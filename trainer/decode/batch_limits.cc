@@ -68,13 +68,11 @@ absl::StatusOr<BatchLimits> FitBatches(const DecodeSpec& decode, std::span<const
                                  ? absl::StrCat("decode.batch_tokens: ", limits.batch_tokens)
                                  : absl::StrCat("decode.beam_size ", rows, ", decode.max_tokens ",
                                                 decode.max_tokens(), ": one sentence");
-    return WithExitCode(
-        absl::ResourceExhaustedError(absl::StrFormat(
-            "%s: keys, values and log-probabilities take up to %.2f GiB, but the GPU "
-            "has room for %.2f GiB",
-            what, static_cast<double>(source_bytes() + sentence_bytes) / kGib,
-            static_cast<double>(usable) / kGib)),
-        ExitCode::kDoesNotFit);
+    return DoesNotFitError(
+        absl::StrFormat("%s: keys, values and log-probabilities take up to %.2f GiB, but the GPU "
+                        "has room for %.2f GiB",
+                        what, static_cast<double>(source_bytes() + sentence_bytes) / kGib,
+                        static_cast<double>(usable) / kGib));
   }
   limits.max_sentences = (usable - source_bytes()) / sentence_bytes;
   return limits;

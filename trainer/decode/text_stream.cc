@@ -23,10 +23,6 @@
 namespace deepnet {
 namespace {
 
-absl::Status DataError(const std::string& message) {
-  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kData);
-}
-
 // A round stays far below what a message may hold.
 constexpr size_t kMaxRoundBytes = size_t{1} << 30;
 
@@ -122,7 +118,7 @@ absl::StatusOr<bool> LineChunkReader::ReadLine(std::string& line) {
   }
   ++num_lines_;
   const auto fail = [&](const std::string& what) {
-    return DataError(absl::StrCat(name_, ", line ", num_lines_, ": ", what));
+    return DataError(name_, ", line ", num_lines_, ": ", what);
   };
   for (;; next = buffer.sbumpc()) {
     if (Traits::eq_int_type(next, Traits::eof())) {
@@ -201,8 +197,7 @@ absl::StatusOr<TextBatch> ReadTsv(LineChunkReader& in, int max_pairs) {
   for (size_t i = 0; i < lines.size(); ++i) {
     const size_t tab = lines[i].find('\t');
     if (tab == std::string::npos) {
-      return DataError(
-          absl::StrCat(in.name(), ", line ", first_line + i, ": no tab between source and target"));
+      return DataError(in.name(), ", line ", first_line + i, ": no tab between source and target");
     }
     batch.add_sources(lines[i].substr(0, tab));
     const std::string rest = lines[i].substr(tab + 1);
@@ -218,8 +213,8 @@ absl::StatusOr<TextBatch> ReadTextPairs(LineChunkReader& sources, LineChunkReade
                                         int max_pairs) {
   if (targets == nullptr) return ReadTsv(sources, max_pairs);
   const auto ends_first = [](const LineChunkReader& ended, const LineChunkReader& other) {
-    return DataError(absl::StrCat(ended.name(), ": ends after line ", ended.num_lines(),
-                                  ", before ", other.name()));
+    return DataError(ended.name(), ": ends after line ", ended.num_lines(), ", before ",
+                     other.name());
   };
   ASSIGN_OR_RETURN(std::vector<std::string> lines, sources.ReadChunk(max_pairs));
   TextBatch batch;

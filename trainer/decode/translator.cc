@@ -106,11 +106,8 @@ absl::StatusOr<std::vector<Translator::Sentence>> Translator::Encode(
     if (prefixes.empty()) continue;
     sentence.prefix = codec_.encode(prefixes[i]);
     if (std::ssize(sentence.prefix) > options_.search.max_tokens) {
-      return WithExitCode(
-          InvalidArgument("line ", first_ordinal + i + 1,
-                          " of the prefixes: ", sentence.prefix.size(),
-                          " tokens, but a translation has at most ", options_.search.max_tokens),
-          ExitCode::kData);
+      return DataError("line ", first_ordinal + i + 1, " of the prefixes: ", sentence.prefix.size(),
+                       " tokens, but a translation has at most ", options_.search.max_tokens);
     }
   }
   return sentences;

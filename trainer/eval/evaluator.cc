@@ -49,8 +49,9 @@ absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,
 
 namespace {
 
-absl::Status DataError(const std::string& text) {
-  return WithExitCode(absl::NotFoundError(text), ExitCode::kData);
+template <typename... Parts>
+absl::Status Missing(const Parts&... parts) {
+  return WithExitCode(NotFound(parts...), ExitCode::kData);
 }
 
 absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
@@ -58,7 +59,7 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
   std::vector<Direction> routes;
   for (const std::string& name : options.directions) {
     const std::vector<std::string> sides = absl::StrSplit(name, '-');
-    if (sides.size() != 2) return DataError(absl::StrCat("direction \"", name, "\": write xx-yy"));
+    if (sides.size() != 2) return Missing("direction \"", name, "\": write xx-yy");
     routes.push_back({sides[0], sides[1]});
   }
   std::set<std::string> languages;
@@ -78,7 +79,7 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
     }
   }
   if (routes.empty()) {
-    return DataError(absl::StrCat("the corpus has no ", options.split, " sentences"));
+    return Missing("the corpus has no ", options.split, " sentences");
   }
   std::sort(routes.begin(), routes.end(),
             [](const Direction& a, const Direction& b) { return a.Name() < b.Name(); });
@@ -125,8 +126,7 @@ struct Evaluator {
     const auto source_tag = vocabulary.TagId(route.source),
                target_tag = vocabulary.TagId(route.target);
     if (!source_tag.has_value() || !target_tag.has_value()) {
-      return DataError(
-          absl::StrCat("direction ", route.Name(), ": the model has no such language"));
+      return Missing("direction ", route.Name(), ": the model has no such language");
     }
     const absl::StatusOr<SentenceScores> scores = Gather(
         options.share,

@@ -134,8 +134,7 @@ absl::StatusOr<BleuTokenizer> MakeSentencePieceTokenizer(const std::string& mode
   std::string error;
   const std::shared_ptr<const SentencePieces> model = SentencePieces::Load(*bytes, &error);
   if (model == nullptr) {
-    return WithExitCode(InvalidArgument("'", model_file, "' is not a SentencePiece model: ", error),
-                        ExitCode::kData);
+    return DataError("'", model_file, "' is not a SentencePiece model: ", error);
   }
   return BleuTokenizer{kSentencePieces, [model](std::string_view segment) {
                          return TokenizePieces(*model, segment);

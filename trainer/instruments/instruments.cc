@@ -54,8 +54,7 @@ absl::Status WriteReference(FileSystem& fs, const std::string& path, const std::
 // kNotFound where there is none, or none of `identity`, or a damaged one.
 absl::StatusOr<OutputRows> ReadReference(FileSystem& fs, const std::string& path,
                                          const std::string& identity) {
-  const absl::Status unusable =
-      absl::NotFoundError(absl::StrCat(path, ": not of this run, or damaged"));
+  const absl::Status unusable = NotFound(path, ": not of this run, or damaged");
   const absl::StatusOr<std::string> bytes = ReadWholeFile(fs, path, kMaxBytes);
   uint32_t crc = 0;
   if (!bytes.ok() || bytes->size() < sizeof(crc)) return unusable;

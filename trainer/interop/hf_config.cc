@@ -11,7 +11,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/messages.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/model/scheme.h"
 

@@ -14,7 +14,6 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/json.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/checkpoint/format.h"
 #include "trainer/interop/hf_config.h"
 
 namespace deepnet {
@@ -39,10 +38,6 @@ constexpr const char* kM2mLanguages[] = {
     "ms", "my", "ne", "nl",  "no", "ns", "oc", "or", "pa", "pl",  "ps", "pt", "ro",  "ru", "sd",
     "si", "sk", "sl", "so",  "sq", "sr", "ss", "su", "sv", "sw",  "ta", "th", "tl",  "tn", "tr",
     "uk", "ur", "uz", "vi",  "wo", "xh", "yi", "yo", "zh", "zu"};
-
-absl::Status Refuse(const std::string& file, const std::string& what) {
-  return CheckpointRefused("'", file, "': ", what);
-}
 
 std::string Varint(uint64_t value) {
   std::string bytes;
@@ -71,15 +66,15 @@ absl::StatusOr<M2mRows> ReadRowsOf(FileSystem& fs, const std::string& folder,
   M2mRows rows;
   for (const auto& [piece, row] : vocabulary.ids()) {
     if (row < 0 || row >= vocabulary_size) {
-      return Refuse(path, absl::StrCat("'", piece, "' is ", row,
-                                       ", but config.json has vocab_size ", vocabulary_size));
+      return CheckpointRefused("'", path, "': '", piece, "' is ", row,
+                               ", but config.json has vocab_size ", vocabulary_size);
     }
     rows.of_piece[piece] = row;
   }
   for (int id = 0; id < kFirstPiece; ++id) {
     const auto found = rows.of_piece.find(kSpecialPieces[id]);
     if (found != rows.of_piece.end() && found->second == id) continue;
-    return Refuse(path, absl::StrCat("'", kSpecialPieces[id], "' must be ", id));
+    return CheckpointRefused("'", path, "': '", kSpecialPieces[id], "' must be ", id);
   }
   int64_t row = static_cast<int64_t>(rows.of_piece.size());
   for (const char* language : kM2mLanguages) {
@@ -98,8 +93,8 @@ absl::Status CheckLanguageCodes(FileSystem& fs, const std::string& folder,
   if (config.language_codes().empty() || config.language_codes() == "m2m100") {
     return absl::OkStatus();
   }
-  return Refuse(path,
-                absl::StrCat("language_codes is '", config.language_codes(), "'; known is m2m100"));
+  return CheckpointRefused("'", path, "': language_codes is '", config.language_codes(),
+                           "'; known is m2m100");
 }
 
 // Adds a piece for every row that has none; their names are those of vocab.json, where it has one.
@@ -154,7 +149,8 @@ absl::StatusOr<std::string> ReadTokenizer(FileSystem& fs, const std::string& pat
 absl::StatusOr<Vocabulary> ParseVocabulary(const std::string& path, ImportedVocabulary* imported) {
   absl::StatusOr<Vocabulary> vocabulary =
       Vocabulary::FromBytes(imported->model_bytes, imported->languages);
-  if (!vocabulary.ok()) return Refuse(path, std::string(vocabulary.status().message()));
+  if (!vocabulary.ok())
+    return CheckpointRefused("'", path, "': ", std::string(vocabulary.status().message()));
   imported->hash = vocabulary->hash();
   return vocabulary;
 }
@@ -211,7 +207,7 @@ absl::StatusOr<ImportedVocabulary> ReadM2mVocabulary(FileSystem& fs, const std::
   ASSIGN_OR_RETURN(imported.model_bytes, ReadTokenizer(fs, path));
   std::string error;
   const std::unique_ptr<SentencePieces> pieces = SentencePieces::Load(imported.model_bytes, &error);
-  if (pieces == nullptr) return Refuse(path, error);
+  if (pieces == nullptr) return CheckpointRefused("'", path, "': ", error);
   AddRowsWithoutPiece(*pieces, vocabulary_size, &rows, &imported);
   for (const auto& [language, row] : rows.of_language) imported.languages.push_back(language);
   ASSIGN_OR_RETURN(const Vocabulary vocabulary, ParseVocabulary(path, &imported));

@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
+#include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
-#include "trainer/checkpoint/format.h"
 #include "trainer/data/vocabulary.h"
 #include "trainer/interop/hf_config.h"
 #include "trainer/interop/hf_tokenizer.h"

@@ -144,8 +144,9 @@ absl::Status WriteShardFile(FileSystem& fs, const std::string& path, Shard shard
 
 constexpr size_t kReadBytes = size_t{1} << 20;
 
-absl::Status Damaged(const std::string& file, const std::string& what) {
-  return WithExitCode(DataLoss("'", file, "': ", what), ExitCode::kCheckpoint);
+template <typename... Parts>
+absl::Status Damaged(const std::string& file, const Parts&... what) {
+  return WithExitCode(DataLoss("'", file, "': ", what...), ExitCode::kCheckpoint);
 }
 
 // Elements lie in [data_begin, data_end) of the file.
@@ -154,8 +155,7 @@ absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::st
                                           int64_t data_end) {
   const auto* const name_of_type = std::ranges::find(kTypeNames, entry.dtype());
   if (name_of_type == std::end(kTypeNames)) {
-    return Damaged(path, absl::StrCat("tensor '", name, "' is ", entry.dtype(),
-                                      "; read are F32, BF16 and F16"));
+    return Damaged(path, "tensor '", name, "' is ", entry.dtype(), "; read are F32, BF16 and F16");
   }
   const auto type = static_cast<FloatType>(name_of_type - kTypeNames);
   const int64_t elements = CheckedElements(entry.shape());
@@ -165,8 +165,7 @@ absl::StatusOr<IncomingTensor> CheckEntry(const std::string& path, const std::st
                        entry.data_offsets(1) <= size;
   const int64_t bytes = ordered ? entry.data_offsets(1) - entry.data_offsets(0) : -1;
   if (!ordered || elements < 0 || bytes % BytesOf(type) != 0 || bytes / BytesOf(type) != elements) {
-    return Damaged(
-        path, absl::StrCat("tensor '", name, "': shape, type and place in the file do not agree"));
+    return Damaged(path, "tensor '", name, "': shape, type and place in the file do not agree");
   }
   return IncomingTensor{.shape = {entry.shape().begin(), entry.shape().end()},
                         .type = type,
@@ -278,11 +277,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::Open(
     ASSIGN_OR_RETURN(const bool index, Exists(fs, JoinPath(folder, kIndexFile)));
     if (index) return opened->ReadIndex(options);
     ASSIGN_OR_RETURN(const bool pickled, Exists(fs, JoinPath(folder, "pytorch_model.bin")));
-    return absl::NotFoundError(
-        absl::StrCat("'", folder, "' holds neither ", kSingleFile, " nor ", kIndexFile,
-                     pickled ? "; pytorch_model.bin is not read: load it with transformers and "
-                               "write it with save_pretrained, which makes safetensors"
-                             : ""));
+    return NotFound("'", folder, "' holds neither ", kSingleFile, " nor ", kIndexFile,
+                    pickled ? "; pytorch_model.bin is not read: load it with transformers and "
+                              "write it with save_pretrained, which makes safetensors"
+                            : "");
   };
   RETURN_IF_ERROR(WithExitCode(open(), ExitCode::kCheckpoint));
   return opened;
@@ -295,7 +293,7 @@ absl::Status SafetensorsFolder::ReadIndex(const ToolOptions& options) {
   std::set<std::string> files;
   for (const auto& [name, file] : index.weight_map()) {
     if (!IsFileName(file)) {
-      return Damaged(path, absl::StrCat("'", file, "' is no name of a file in this folder"));
+      return Damaged(path, "'", file, "' is no name of a file in this folder");
     }
     files.insert(file);
   }
@@ -303,7 +301,7 @@ absl::Status SafetensorsFolder::ReadIndex(const ToolOptions& options) {
   for (const auto& [name, file] : index.weight_map()) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end() || found->second.file != file) {
-      return Damaged(path, absl::StrCat("tensor '", name, "' is not in '", file, "'"));
+      return Damaged(path, "tensor '", name, "' is not in '", file, "'");
     }
   }
   return absl::OkStatus();
@@ -332,7 +330,7 @@ absl::Status SafetensorsFolder::ReadHeader(const std::string& file, const ToolOp
         CheckEntry(path, name, entry, kLengthBytes + static_cast<int64_t>(bytes), size));
     tensor.file = file;
     if (!tensors_.emplace(name, std::move(tensor)).second) {
-      return Damaged(path, absl::StrCat("tensor '", name, "' is in another file too"));
+      return Damaged(path, "tensor '", name, "' is in another file too");
     }
   }
   return absl::OkStatus();

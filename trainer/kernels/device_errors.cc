@@ -50,7 +50,7 @@ absl::Status OutOfMemory(const std::string& text, const DeviceUse& use) {
     absl::StrAppend(&message, ", its tensors hold ", ByteText(bytes.current), ", at most ",
                     ByteText(bytes.peak));
   }
-  return WithExitCode(absl::ResourceExhaustedError(message), ExitCode::kDoesNotFit);
+  return DoesNotFitError(message);
 }
 
 // Adds the place and the last launch to an error of CUDA whose text has neither.

@@ -82,12 +82,10 @@ AttentionKernel ChooseAttention(const ModelSpec& model, const ComputeSpec& compu
 absl::Status CheckTranslates(const ModelSpec& model, const std::string& command) {
   if (IsEncoderDecoder(model)) return absl::OkStatus();
   const bool causal = LabelledStack(model) == 1;
-  return WithExitCode(
-      absl::FailedPreconditionError(absl::StrCat(
-          command, ": model.architecture: ", Architecture_Name(model.architecture()), ": a ",
-          causal ? "causal" : "masked",
-          " language model has one stack and no source sentence, so it does not translate")),
-      ExitCode::kCheckpoint);
+  return CheckpointRefused(
+      command, ": model.architecture: ", Architecture_Name(model.architecture()), ": a ",
+      causal ? "causal" : "masked",
+      " language model has one stack and no source sentence, so it does not translate");
 }
 
 int NumSublayers(const ModelSpec& model, int stack) {

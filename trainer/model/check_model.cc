@@ -131,9 +131,7 @@ absl::Status CheckStoredModel(const RunSpec& run) {
     CheckModel(run.model(), /*from_corpus=*/false, &mistakes);
   }
   if (mistakes.empty()) return absl::OkStatus();
-  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
-                          "no model can be as this one says: ", absl::StrJoin(mistakes, "; "))),
-                      ExitCode::kCheckpoint);
+  return CheckpointRefused("no model can be as this one says: ", absl::StrJoin(mistakes, "; "));
 }
 
 }  // namespace deepnet

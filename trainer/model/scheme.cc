@@ -233,12 +233,10 @@ int64_t StackEndFloats(const ModelSpec& model, int64_t rows) {
 
 absl::Status CheckRowsAreIndependent(const ModelSpec& model) {
   if (model.norm() != BATCH_NORM) return absl::OkStatus();
-  return WithExitCode(
-      absl::FailedPreconditionError(
-          "model.norm: BATCH_NORM: what such a model says of a sentence depends on the others in "
-          "its microbatch, so it has a training and a validation loss, but no translations, no "
-          "scores and no export"),
-      ExitCode::kCheckpoint);
+  return CheckpointRefused(
+      "model.norm: BATCH_NORM: what such a model says of a sentence depends on the others in "
+      "its microbatch, so it has a training and a validation loss, but no translations, no "
+      "scores and no export");
 }
 
 double InitialGain(const ModelSpec& model, const SublayerPlace& place, Role role, bool last) {

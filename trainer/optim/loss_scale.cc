@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-
 #include "parallel/base/exit_code.h"
 
 namespace deepnet {
@@ -52,12 +50,10 @@ absl::Status DynamicLossScale::Overflow() {
   state_.set_steps(state_.steps() + 1);
   if (state_.scale() > min_scale_) return absl::OkStatus();
   state_.set_scale(before);
-  return WithExitCode(
-      absl::AbortedError(absl::StrCat(
-          "minimum loss scale reached (optim.min_loss_scale: ", min_scale_,
-          "): the loss is probably exploding; try a smaller optim.learning_rate, optim.clip_norm, "
-          "or larger steps")),
-      ExitCode::kDiverged);
+  return DivergedError(
+      "minimum loss scale reached (optim.min_loss_scale: ", min_scale_,
+      "): the loss is probably exploding; try a smaller optim.learning_rate, optim.clip_norm, "
+      "or larger steps");
 }
 
 }  // namespace deepnet

@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include <ATen/ATen.h>
@@ -57,10 +56,9 @@ absl::Status CompareOver(Communicator* group, absl::Duration limit, int64_t rank
       if (one[i + 1] != kNotHere) ranks_by_checksum[one[i + 1]].push_back(one[0]);
     }
     if (ranks_by_checksum.size() <= 1) continue;
-    return WithExitCode(
-        absl::DataLossError(absl::StrCat("ranks disagree on ", mine[i].first,
-                                         ", checksums: ", WhoHoldsWhat(ranks_by_checksum))),
-        ExitCode::kReplicasDisagree);
+    return WithExitCode(DataLoss("ranks disagree on ", mine[i].first,
+                                 ", checksums: ", WhoHoldsWhat(ranks_by_checksum)),
+                        ExitCode::kReplicasDisagree);
   }
   return absl::OkStatus();
 }

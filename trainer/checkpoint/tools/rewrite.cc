@@ -85,9 +85,9 @@ absl::Status CheckNotTheSame(const TensorReader& a, const TensorReader& b) {
   const bool same = a.manifest().step() == b.manifest().step() &&
                     a.manifest().manifest_crc32c() == b.manifest().manifest_crc32c();
   if (!same) return absl::OkStatus();
-  return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                          "'", a.folder(), "' and '", b.folder(), "' are the same checkpoint")),
-                      ExitCode::kCheckpoint);
+  return WithExitCode(
+      InvalidArgument("'", a.folder(), "' and '", b.folder(), "' are the same checkpoint"),
+      ExitCode::kCheckpoint);
 }
 
 // Opens all checkpoints, ascending by step, and compares them with each other.
@@ -268,9 +268,8 @@ absl::StatusOr<Readers> OpenForMeans(FileSystem& fs, std::span<const std::string
   RETURN_IF_ERROR(ShareMemory(all, kWriteManifestFactor, memory, options,
                               absl::StrCat("averaging ", all.size(), " checkpoints")));
   if (NumWeights(*readers.front()) > 0) return readers;
-  return WithExitCode(
-      absl::NotFoundError(absl::StrCat("'", readers.front()->folder(), "' holds no weights")),
-      ExitCode::kCheckpoint);
+  return WithExitCode(NotFound("'", readers.front()->folder(), "' holds no weights"),
+                      ExitCode::kCheckpoint);
 }
 
 absl::StatusOr<std::unique_ptr<TensorReader>> OpenForReshard(FileSystem& fs,

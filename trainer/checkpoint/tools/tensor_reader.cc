@@ -19,10 +19,8 @@ namespace deepnet {
 absl::Status CheckMemory(int64_t needed_bytes, const ToolOptions& options,
                          const std::string& what) {
   if (needed_bytes <= options.memory_bytes) return absl::OkStatus();
-  return WithExitCode(absl::ResourceExhaustedError(
-                          absl::StrCat(what, " takes ", ByteText(needed_bytes),
-                                       " of memory; allowed are ", ByteText(options.memory_bytes))),
-                      ExitCode::kDoesNotFit);
+  return DoesNotFitError(what, " takes ", ByteText(needed_bytes), " of memory; allowed are ",
+                         ByteText(options.memory_bytes));
 }
 
 absl::StatusOr<Manifest> ReadManifestWithin(FileSystem& fs, const std::string& checkpoint_folder,

@@ -100,9 +100,8 @@ absl::Status AddOpusPair(const fs::path& folder, const std::set<std::string>& wa
     const bool has_first = !files.first_file.empty(), has_second = !files.second_file.empty();
     if (!has_first && !has_second) continue;
     if (!has_first || !has_second) {
-      return absl::NotFoundError(absl::StrCat(stem, has_first ? std::max(a, b) : std::min(a, b),
-                                              " is missing beside ",
-                                              has_first ? files.first_file : files.second_file));
+      return NotFound(stem, has_first ? std::max(a, b) : std::min(a, b), " is missing beside ",
+                      has_first ? files.first_file : files.second_file);
     }
     SplitOf(split, &PairOf(a, b, "", map)).push_back(files);
   }
@@ -118,10 +117,10 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
     const absl::StatusOr<std::vector<std::string>> names = MakePosixFileSystem()->List(folder);
     if (!names.ok() && folder == top) {
       std::error_code ignored;
-      return absl::NotFoundError(absl::StrCat("prepare.opus100_folder: ",
-                                              fs::is_regular_file(top, ignored)
-                                                  ? absl::StrCat(top, " is a file, not a folder")
-                                                  : std::string(names.status().message())));
+      return NotFound("prepare.opus100_folder: ",
+                      fs::is_regular_file(top, ignored)
+                          ? absl::StrCat(top, " is a file, not a folder")
+                          : std::string(names.status().message()));
     }
     for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
       folders.push_back(fs::path(folder) / name);
@@ -130,18 +129,17 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
   std::sort(folders.begin(), folders.end());
   for (const fs::path& folder : folders) RETURN_IF_ERROR(AddOpusPair(folder, wanted, map));
   if (map->empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("prepare.opus100_folder: ", top,
-                     " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
-                     "asked for"));
+    return NotFound("prepare.opus100_folder: ", top,
+                    " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
+                    "asked for");
   }
   for (const std::string& language : wanted) {
     const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
       return entry.second.first == language || entry.second.second == language;
     });
     if (!found) {
-      return absl::NotFoundError(absl::StrCat("prepare.languages: ", top, " has no pair of \"",
-                                              language, "\" and another of the languages"));
+      return NotFound("prepare.languages: ", top, " has no pair of \"", language,
+                      "\" and another of the languages");
     }
   }
   return absl::OkStatus();
@@ -353,8 +351,7 @@ absl::Status SplitTable(const PrepareSpec& spec, int index, const std::string& r
   }
   for (const std::string& language : wanted) {
     if (files.contains(language)) continue;
-    return absl::NotFoundError(
-        absl::StrCat(reader->path(), ": no row of language \"", language, "\""));
+    return NotFound(reader->path(), ": no row of language \"", language, "\"");
   }
   seen(*reader);
   return absl::OkStatus();
@@ -398,7 +395,7 @@ std::string Rooted(const std::string& root, const std::string& path) {
 absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& path) {
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0) {
-    return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+    return NotFound(path, ": ", strerror(errno));
   }
   if (S_ISDIR(status.st_mode)) {
     return InvalidArgument(path, " is a folder, not a file");
