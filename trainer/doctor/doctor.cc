@@ -14,7 +14,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <google/protobuf/util/message_differencer.h>
 
 #include "parallel/base/clock.h"
@@ -109,8 +108,7 @@ class Doctor {
     mine_.set_instructions(Isa_Name(ResolveCompute(best).isa()));
     mine_.set_device("cpu");
     if (!on_gpu()) return;
-    const c10::impl::VirtualGuardImpl guard(*GpuType());
-    const absl::StatusOr<std::string> name = CheckGpu(guard.getDevice().index());
+    const absl::StatusOr<std::string> name = CheckCurrentGpu();
     AddFailure("GPU", name.status());
     if (!name.ok()) return;
     const std::vector<std::string> parts = absl::StrSplit(*name, absl::MaxSplits(" (", 1));
