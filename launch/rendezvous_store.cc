@@ -16,7 +16,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "parallel/base/exit_code.h"
-#include "parallel/base/status_macros.h"
 
 namespace deepnet {
 namespace {

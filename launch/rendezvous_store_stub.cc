@@ -1,5 +1,4 @@
 // Replaces rendezvous_store.cc in builds without LibTorch.
-#include "absl/strings/str_cat.h"
 
 #include "launch/rendezvous_store.h"
 #include "parallel/base/exit_code.h"

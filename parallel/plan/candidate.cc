@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/str_cat.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "absl/status/status.h"
-
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 

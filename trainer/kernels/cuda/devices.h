@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace deepnet {
