@@ -66,9 +66,9 @@ class StrangeFilesTest : public ::testing::Test {
     return RunInShell("translate --checkpoint run --from en --to de " + streams);
   }
 
-  std::string TrainCommand(const std::string& settings) const {
+  std::string TrainCommand(const std::string& settings, const std::string& root = "") const {
     return absl::StrCat(DEEPNET_PROGRAM, " train --config ", fs::absolute(kConfig).string(),
-                        " --log-seconds 0 --root ", folder_.path(), " ", settings);
+                        " --log-seconds 0 --root ", folder_.Path(root), " ", settings);
   }
 
   const TempFolder folder_;
@@ -197,24 +197,47 @@ TEST_F(StrangeFilesTest, ThreadsThatTheSystemDoesNotGiveAreNamed) {
               AllOf(HasSubstr("compute.threads_per_rank: "), HasSubstr(" of 1000 threads run")));
 }
 
-// Whoever shortens a corpus in use has its pages taken from under the program.
-class ShrinkingCorpusTest : public StrangeFilesTest, public ::testing::WithParamInterface<int> {};
+// Who reads the corpus that goes bad: a process alone, two ranks, or the second of two that have
+// copies of their own.
+enum class Readers { kAlone, kBothRanks, kSecondRank };
 
-TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
-  const int ranks = GetParam();
-  const std::string launcher = ranks == 1 ? "" : absl::StrCat("tests/mpi/mpirun.sh ", ranks, " ");
+class BadCorpusTest : public StrangeFilesTest, public ::testing::WithParamInterface<Readers> {
+ protected:
+  BadCorpusTest() {
+    if (GetParam() != Readers::kSecondRank) return;
+    bad_root_ = "second/";
+    fs::create_directories(folder_.Path("second"));
+    fs::copy(folder_.Path("corpus"), folder_.Path("second/corpus"));
+    for (const char* run : {"run", "new"}) {
+      fs::create_directory_symlink(folder_.Path(run), folder_.Path(absl::StrCat("second/", run)));
+    }
+  }
+
+  std::string Train(const std::string& settings) const {
+    if (GetParam() == Readers::kAlone) return TrainCommand(kOnOne + settings);
+    const std::string command = TrainCommand(settings);
+    if (GetParam() == Readers::kBothRanks) return "tests/mpi/mpirun.sh 2 " + command;
+    return absl::StrCat("tests/mpi/mpirun.sh 1 ", command, " : -n 1 ",
+                        TrainCommand(settings, bad_root_));
+  }
+
+  std::string bad_root_;
+};
+
+// Whoever shortens a corpus in use has its pages taken from under the program.
+TEST_P(BadCorpusTest, ThatBecameShorterEndsTrainingWithTheNameOfTheFileAfterASave) {
   const auto train = [&](int64_t steps) {
-    return launcher + TrainCommand(absl::StrCat(
-                          ranks == 1 ? kOnOne : "", "--set train.steps=", steps,
-                          " --set train.log_every_steps=1 ", "--set train.validate_every_steps=-1 ",
-                          "--set train.checkpoint_every_steps=1000000"));
+    return Train(absl::StrCat("--set train.steps=", steps, " --set train.log_every_steps=1 ",
+                              "--set train.validate_every_steps=-1 ",
+                              "--set train.checkpoint_every_steps=1000000"));
   };
   RunningJob job(train(1'000'000));
   ASSERT_TRUE(job.ReadUntil("train", 3)) << job.output();
+  const std::string corpus = bad_root_ + "corpus/";
   fs::create_directories(folder_.Path("kept"));
   for (const char* name : {"train.de-en.pairs", "train.en-fr.pairs"}) {
-    fs::copy(folder_.Path(absl::StrCat("corpus/", name)), folder_.Path("kept"));
-    fs::resize_file(folder_.Path(absl::StrCat("corpus/", name)), 0);
+    fs::copy(folder_.Path(corpus + name), folder_.Path("kept"));
+    fs::resize_file(folder_.Path(corpus + name), 0);
   }
   EXPECT_EQ(job.End(), kData) << job.output();
   EXPECT_THAT(job.output(),
@@ -227,7 +250,7 @@ TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
   EXPECT_GT(saved, 30);
   EXPECT_GE(saved, job.last_step());
 
-  fs::copy(folder_.Path("kept"), folder_.Path("corpus"),
+  fs::copy(folder_.Path("kept"), folder_.Path(corpus),
            fs::copy_options::overwrite_existing | fs::copy_options::recursive);
   RunningJob again(train(saved + 2));
   EXPECT_EQ(again.End(), 0) << again.output();
@@ -235,13 +258,10 @@ TEST_P(ShrinkingCorpusTest, EndsTrainingWithTheNameOfTheFileAfterASave) {
 }
 
 // A byte of a shard, and one of its ids.
-TEST_P(ShrinkingCorpusTest, IsNotTrainedOnWhereItIsDamaged) {
-  const int ranks = GetParam();
-  const std::string command = absl::StrCat(
-      ranks == 1 ? "" : absl::StrCat("tests/mpi/mpirun.sh ", ranks, " "),
-      TrainCommand("--set folder=new --set train.steps=3 --set train.validate_every_steps=-1 "),
-      ranks == 1 ? kOnOne : "");
-  const std::string name = "corpus/train.de-en.pairs", shard = folder_.Read(name);
+TEST_P(BadCorpusTest, IsNotTrainedOnWhereItIsDamaged) {
+  const std::string command =
+      Train("--set folder=new --set train.steps=3 --set train.validate_every_steps=-1 ");
+  const std::string name = bad_root_ + "corpus/train.de-en.pairs", shard = folder_.Read(name);
   std::string bad = shard;
   bad[5000] ^= 8;
   folder_.Write(name, bad);
@@ -258,7 +278,9 @@ TEST_P(ShrinkingCorpusTest, IsNotTrainedOnWhereItIsDamaged) {
                                          HasSubstr("has token 32639, the vocabulary is of ")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ShrinkingCorpusTest, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Readers, BadCorpusTest,
+                         ::testing::Values(Readers::kAlone, Readers::kBothRanks,
+                                           Readers::kSecondRank));
 
 }  // namespace
 }  // namespace deepnet
