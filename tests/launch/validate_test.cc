@@ -210,6 +210,9 @@ TEST(Validate, EveryDataRuleNamesItsField) {
        "data.temperature[0].from_step: 5: the first point must say 0"},
       {{"data.temperature=[{temperature: 2}, {temperature: 3}]"},
        "data.temperature[1].from_step: 0: must be above the point before"},
+      {{"data.temperature=[{temperature: 1}, {from_step: 7 temperature: 2}, "
+        "{from_step: 6 temperature: 2}]"},
+       "data.temperature[2].from_step: 6: must be above the point before"},
       {{"data.temperature={temperature: 0.5}"},
        "data.temperature[0].temperature: 0.5: must be at least 1"},
       {{"data.directions=deen"},

@@ -102,25 +102,20 @@ Packing PackBalanced(std::span<const PairSize> pairs, int num_microbatches,
   return packing;
 }
 
-std::vector<int> PackFirstFit(std::span<const PairSize> sizes, std::span<const int> more,
-                              const Capacity& capacity, Packing* packing) {
+void PackFirstFit(std::span<const PairSize> sizes, std::span<const int> more,
+                  const Capacity& capacity, Packing* packing) {
   std::vector<Load> loads(packing->microbatches.size());
   for (size_t m = 0; m < loads.size(); ++m) {
     for (const int i : packing->microbatches[m]) loads[m].Add(sizes[i]);
   }
-  std::vector<int> left;
   for (const int i : more) {
     const auto room = std::find_if(loads.begin(), loads.end(), [&](const Load& load) {
       return load.HasRoom(sizes[i], capacity);
     });
-    if (room == loads.end()) {
-      left.push_back(i);
-      continue;
-    }
+    if (room == loads.end()) continue;
     room->Add(sizes[i]);
     packing->microbatches[room - loads.begin()].push_back(i);
   }
-  return left;
 }
 
 MicrobatchBuilder::MicrobatchBuilder(const Capacity& capacity) : capacity_(capacity) {

@@ -37,10 +37,10 @@ struct Packing {
 Packing PackBalanced(std::span<const PairSize> pairs, int num_microbatches,
                      const Capacity& capacity);
 
-// Places further pairs in their order into the first microbatch with room; returns those left.
+// Places further pairs in their order into the first microbatch with room, where there is one.
 // `sizes[i]` is the size of pair i as used in `packing`; `more` are further indices into it.
-std::vector<int> PackFirstFit(std::span<const PairSize> sizes, std::span<const int> more,
-                              const Capacity& capacity, Packing* packing);
+void PackFirstFit(std::span<const PairSize> sizes, std::span<const int> more,
+                  const Capacity& capacity, Packing* packing);
 
 // Packs pairs one after the other into one microbatch.
 class MicrobatchBuilder {

@@ -188,30 +188,6 @@ absl::Status CheckDirections(const PairIndex& index, const DataSpec& spec,
   return absl::OkStatus();
 }
 
-absl::Status CheckTemperature(const DataSpec& spec) {
-  for (int i = 0; i < spec.temperature_size(); ++i) {
-    const TemperaturePoint& point = spec.temperature(i);
-    if (!(point.temperature() >= 1.0)) {
-      return InvalidArgument("data.temperature[", i, "].temperature: ", point.temperature(),
-                             " is below 1");
-    }
-    const bool ascending =
-        i == 0 ? point.from_step() == 0 : point.from_step() > spec.temperature(i - 1).from_step();
-    if (!ascending) {
-      return InvalidArgument("data.temperature[", i, "].from_step: ", point.from_step(),
-                             i == 0 ? " must be 0" : " is not above the one before");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckCapacity(const char* field, int32_t capacity, int32_t needed) {
-  if (capacity >= needed) return absl::OkStatus();
-  return InvalidArgument("data.microbatch.", field, ": ", capacity,
-                         " is too small, a pair may need ", needed,
-                         " (data.max_sentence_tokens and tags)");
-}
-
 std::vector<PairSize> Sizes(std::span<const PairRef> pairs) {
   std::vector<PairSize> sizes;
   for (const PairRef& pair : pairs) sizes.push_back(pair.size);
@@ -236,29 +212,21 @@ PairSize SizeOf(const PairLengths& pieces, TagStyle tags, Architecture architect
 
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec, Architecture architecture) {
   RETURN_IF_ERROR(CheckDirections(index, *spec, architecture));
-  RETURN_IF_ERROR(CheckTemperature(*spec));
   if (spec->max_sentence_tokens() == 0) spec->set_max_sentence_tokens(kDefaultMaxTokens);
   if (spec->global_microbatches() == 0) spec->set_global_microbatches(1);
   MicrobatchSpec& microbatch = *spec->mutable_microbatch();
   if (microbatch.max_sentences() == 0) {
     microbatch.set_max_sentences(std::max(1, microbatch.max_target_tokens() / 4));
   }
-  if (spec->max_sentence_tokens() < 1 || spec->global_microbatches() < 1 ||
-      microbatch.max_sentences() < 1) {
-    return absl::InvalidArgumentError(
-        "data: max_tokens, global_microbatches and microbatch.max_sentences must be positive");
-  }
   const PairSize longest = SizeOf({spec->max_sentence_tokens(), spec->max_sentence_tokens()},
                                   spec->tags(), architecture);
-  RETURN_IF_ERROR(
-      CheckCapacity("max_target_tokens", microbatch.max_target_tokens(), longest.target));
   if (microbatch.max_source_tokens() == 0 && longest.source > 0) {
     const Capacity capacity = {0, microbatch.max_target_tokens(), microbatch.max_sentences()};
     const std::vector<DrawMoments> phases = MomentsByPhase(index, *spec, architecture);
     microbatch.set_max_source_tokens(std::max(
         longest.source, EvenSourceCapacity(phases, capacity, spec->global_microbatches())));
   }
-  return CheckCapacity("max_source_tokens", microbatch.max_source_tokens(), longest.source);
+  return absl::OkStatus();
 }
 
 std::vector<std::string> DirectionsOfLongPairs(const PairIndex& index, const DataSpec& spec) {
