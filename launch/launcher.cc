@@ -19,8 +19,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/file_system.h"
 #include "parallel/base/status_macros.h"
 

@@ -1,15 +1,40 @@
-// Streams over file descriptors that, unlike the standard library's, know why they ended: an error
-// is not the end of the input, and what was written has arrived or its status says why not.
+// File descriptors with an owner, and streams over them that, unlike the standard library's, know
+// why they ended: an error is not the end of the input, and what was written has arrived or its
+// status says why not.
 #pragma once
+
+#include <unistd.h>
 
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace deepnet {
+
+// A file descriptor that is closed with its owner; -1: none.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  int fd() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }  // to the caller
+
+ private:
+  int fd_;
+};
 
 // Reads or writes, with a buffer of its own. Waits where the descriptor does not (O_NONBLOCK).
 // Writes to a terminal line by line, elsewhere when the buffer is full, at flush() and at the end.

@@ -16,8 +16,8 @@
 #include "absl/strings/str_format.h"
 #include <sys/stat.h>
 
-#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/status_macros.h"
 
 namespace deepnet {

@@ -179,10 +179,9 @@ absl::Status CheckSameFolder(Communicator& comm, FileSystem& fs, const std::stri
     if (answers[rank] == "no") blind.push_back(rank);
   }
   if (blind.empty()) return absl::OkStatus();
-  return AgreedError(
-      absl::StrCat(named, ": ", NameRanks(blind, hosts),
-                   " does not see what rank 0 wrote there; the run folder must be on "
-                   "a file system that all hosts share"));
+  return AgreedError(absl::StrCat(named, ": ", NameRanks(blind, hosts),
+                                  " does not see what rank 0 wrote there; the run folder must be "
+                                  "on a file system that all hosts share"));
 }
 
 std::vector<std::string> JobHosts::CoresHere() const {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "parallel/base/descriptor.h"
+#include "parallel/base/fd_stream.h"
 
 namespace deepnet {
 

@@ -30,8 +30,8 @@
 #include <sys/uio.h>
 
 #include "parallel/base/check.h"
-#include "parallel/base/descriptor.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/fd_stream.h"
 #include "parallel/base/host.h"
 #include "parallel/base/mutex.h"
 #include "parallel/base/status_macros.h"
