@@ -193,13 +193,12 @@ std::vector<Flag> BenchFlags() {
                  "Model that `step` and `kernels` train, and whose products are timed.", "A"),
       IntegerFlag("layers", "Layers of each stack in place of the shape's; 0: the shape's.", "0",
                   {0, 10000}),
-      IntegerFlag("width",
-                  "Width in place of the shape's; inner width and heads change with it; 0: "
-                  "the shape's.",
-                  "0", {0, 65536}),
+      IntegerFlag(
+          "width",
+          "Width in place of the shape's; inner width and heads change with it; 0: the shape's.",
+          "0", {0, 65536}),
       IntegerFlag("tokens",
-                  "Tokens of each side of a microbatch in place of the shape's; 0: the "
-                  "shape's.",
+                  "Tokens of each side of a microbatch in place of the shape's; 0: the shape's.",
                   "0", {0, 1000000}),
       ChoiceFlag("residual", "SCHEME", {"DEEPNORM", "POST_LN", "PRE_LN", "NORMFORMER", "SUB_LN"},
                  "Scheme of the shape's sub-layers, as model.residual.", "DEEPNORM"),
@@ -241,18 +240,16 @@ Command MakeBenchCommand() {
       .name = "bench",
       .summary = "Measure training steps, kernels, matrix products, or decoding on this machine.",
       .description =
-          "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens "
-          "of real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and "
-          "D 500+500 layers of width 64, "
-          "paper 500+500 and paper-100 100+100 layers of width 512 with 250,002 pieces. It prints "
-          "tokens per second without padding, the share "
-          "of the best matrix product measured in the same process, and peak memory. With "
-          "--recompute each step is also taken by a twin that keeps everything, in turns, and the "
-          "share of time that recomputation adds is printed.\n"
+          "`deepnet bench step --shape A` trains a few steps of a fixed model on made-up tokens of "
+          "real sentence lengths: A 6+6 layers and B 18+18 layers of width 256, C 100+100 and D "
+          "500+500 layers of width 64, paper 500+500 and paper-100 100+100 layers of width 512 "
+          "with 250,002 pieces. It prints tokens per second without padding, the share of the best "
+          "matrix product measured in the same process, and peak memory. With --recompute each "
+          "step is also taken by a twin that keeps everything, in turns, and the share of time "
+          "that recomputation adds is printed.\n"
           "`deepnet bench decode` searches translations with a 6+6 model of width 256 and 8,000 "
           "pieces, in batches as `translate` has them, and prints sentences per second. Weights "
-          "and sources are made up; each search ends at the length of the "
-          "real translation.\n"
+          "and sources are made up; each search ends at the length of the real translation.\n"
           "`deepnet bench kernels` takes the steps of `bench step` and prints the time of every "
           "kernel, and of every matrix product by what it is for; on a CPU, of every function of "
           "Ops. It times each of them, so its steps are longer.\n"

@@ -86,10 +86,10 @@ Command ReshardCommand() {
   return {.name = "reshard",
           .summary = "Write a checkpoint anew over a number of files.",
           .description =
-              "Writes the same tensors into FOLDER, over N files of equal size, for copying "
-              "or for other programs; continuing a run on another number of ranks never needs it. "
-              "Every byte is compared with its checksum on the way. The copy is a checkpoint like "
-              "any other, and is only there once it is complete. Prints its folder.",
+              "Writes the same tensors into FOLDER, over N files of equal size, for copying or for "
+              "other programs; continuing a run on another number of ranks never needs it. Every "
+              "byte is compared with its checksum on the way. The copy is a checkpoint like any "
+              "other, and is only there once it is complete. Prints its folder.",
           .arguments = "CHECKPOINT",
           .max_arguments = 1,
           .flags = {Required(IntegerFlag("files", "How many files of tensors; required.", "",
@@ -148,25 +148,24 @@ absl::Status Average(const CommandLine& line, const Tool& tool,
 }
 
 Command AverageCommand() {
-  return {
-      .name = "average",
-      .summary = "Write the mean of several checkpoints' weights, or the average of training.",
-      .description =
-          "Adds the weights up in double, by ascending step, and rounds once. The result "
-          "translates, scores and evaluates like any checkpoint (--checkpoint FOLDER); it has no "
-          "moments, so no run goes on from it. `inspect` says what it was made of. Prints its "
-          "folder.",
-      .arguments = "RUN | CHECKPOINT...",
-      .max_arguments = kMaxCheckpoints,
-      .flags = {IntegerFlag("last", "The latest K checkpoints of a run folder.", "",
-                            {1, kMaxCheckpoints}, "K"),
-                SwitchFlag("ema",
-                           "Take the averages that training kept (optim.ema_decay) instead of the "
-                           "weights; one checkpoint is enough then."),
-                OutputFlag(), NoSyncFlag(), MemoryFlag()},
-      .run = [](const CommandLine& line) {
-        return RunShared(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
-      }};
+  return {.name = "average",
+          .summary = "Write the mean of several checkpoints' weights, or the average of training.",
+          .description =
+              "Adds the weights up in double, by ascending step, and rounds once. The result "
+              "translates, scores and evaluates like any checkpoint (--checkpoint FOLDER); it has "
+              "no moments, so no run goes on from it. `inspect` says what it was made of. Prints "
+              "its folder.",
+          .arguments = "RUN | CHECKPOINT...",
+          .max_arguments = kMaxCheckpoints,
+          .flags = {IntegerFlag("last", "The latest K checkpoints of a run folder.", "",
+                                {1, kMaxCheckpoints}, "K"),
+                    SwitchFlag("ema",
+                               "Take the averages that training kept (optim.ema_decay) instead of "
+                               "the weights; one checkpoint is enough then."),
+                    OutputFlag(), NoSyncFlag(), MemoryFlag()},
+          .run = [](const CommandLine& line) {
+            return RunShared(line, {"RUN, or several CHECKPOINTs", ChooseForAverage, Average});
+          }};
 }
 
 absl::StatusOr<std::vector<std::string>> ChooseForExport(const CommandLine& line,
@@ -194,8 +193,8 @@ Command ExportCommand() {
       .summary = "Write a checkpoint's weights for other programs.",
       .description =
           "safetensors: the weights as they are under Hugging Face's names, with config.json and "
-          "the tokenizer; `import` makes a checkpoint of it again, bit by bit. A PRE_LN model "
-          "with tied embeddings and sinusoidal positions is a transformers "
+          "the tokenizer; `import` makes a checkpoint of it again, bit by bit. A PRE_LN model with "
+          "tied embeddings and sinusoidal positions is a transformers "
           "M2M100ForConditionalGeneration; for others model_type is deepnet, which transformers "
           "does not know. marian: a DEEPNORM or POST_LN model as a transformers MarianMTModel, "
           "which CTranslate2's converter takes too; alpha is folded into out_proj and fc2, exact "

@@ -276,21 +276,20 @@ absl::Status RunDescribe(const CommandLine& line) {
 }  // namespace
 
 Command MakeDescribeCommand() {
-  return {
-      .name = "describe",
-      .summary = "Print layers, parameters, initial values and costs of a model.",
-      .description =
-          "Prints how each stack is scaled, how many parameters there are and how they "
-          "start, what a layer of each kind costs and what a cut before it would carry. "
-          "Allocates nothing and reads no corpus: works for models larger than this machine.",
-      .spec = SpecUse::kRequired,
-      .plans = true,
-      .validate = ValidateForPlan,
-      .flags = {SwitchFlag("parameters",
-                           "List every parameter: name, shape, role, initial value, first element "
-                           "in flat order."),
-                JsonFlag()},
-      .run = RunDescribe};
+  return {.name = "describe",
+          .summary = "Print layers, parameters, initial values and costs of a model.",
+          .description =
+              "Prints how each stack is scaled, how many parameters there are and how they start, "
+              "what a layer of each kind costs and what a cut before it would carry. Allocates "
+              "nothing and reads no corpus: works for models larger than this machine.",
+          .spec = SpecUse::kRequired,
+          .plans = true,
+          .validate = ValidateForPlan,
+          .flags = {SwitchFlag("parameters",
+                               "List every parameter: name, shape, role, initial value, first "
+                               "element in flat order."),
+                    JsonFlag()},
+          .run = RunDescribe};
 }
 
 }  // namespace deepnet

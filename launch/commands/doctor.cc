@@ -118,23 +118,22 @@ absl::StatusOr<DoctorReport> ExamineJob(const CommandLine& line, const RunSpec& 
 }
 
 Command MakeDoctorCommand() {
-  return {
-      .name = "doctor",
-      .summary = "Examine the hosts, devices and links of a job before it trains.",
-      .description =
-          "With --config it takes the run's device, layout and folder. "
-          "Prints a row a rank: cores and memory that it may use, its device, the rate of its "
-          "matrix products and of its memory, its clock and what the run folder is like; the "
-          "latency and rate of links between ranks that exchange messages in a step; and the "
-          "largest error of every operation beside a slow twin, of messages and sums beside the "
-          "host's, and of a tiny model on the run's layout beside one rank, which must be equal "
-          "to the bit; with --config, the bytes of the corpus beside their checksums. Names "
-          "whatever failed, and ranks and links that are far off the others. Takes less than a "
-          "minute and the time to read the corpus, alone or as `mpirun -n R deepnet doctor ...`. "
-          "Exit code 3 if anything is named, 4 if that is the corpus.",
-      .spec = SpecUse::kOptional,
-      .flags = {JsonFlag()},
-      .run = [](const CommandLine& line) { return RunOnRanks(line, DoctorOnAllRanks); }};
+  return {.name = "doctor",
+          .summary = "Examine the hosts, devices and links of a job before it trains.",
+          .description =
+              "With --config it takes the run's device, layout and folder. Prints a row a rank: "
+              "cores and memory that it may use, its device, the rate of its matrix products and "
+              "of its memory, its clock and what the run folder is like; the latency and rate of "
+              "links between ranks that exchange messages in a step; and the largest error of "
+              "every operation beside a slow twin, of messages and sums beside the host's, and of "
+              "a tiny model on the run's layout beside one rank, which must be equal to the bit; "
+              "with --config, the bytes of the corpus beside their checksums. Names whatever "
+              "failed, and ranks and links that are far off the others. Takes less than a minute "
+              "and the time to read the corpus, alone or as `mpirun -n R deepnet doctor ...`. Exit "
+              "code 3 if anything is named, 4 if that is the corpus.",
+          .spec = SpecUse::kOptional,
+          .flags = {JsonFlag()},
+          .run = [](const CommandLine& line) { return RunOnRanks(line, DoctorOnAllRanks); }};
 }
 
 }  // namespace deepnet

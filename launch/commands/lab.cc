@@ -89,11 +89,11 @@ Command AuditCommand() {
       .name = "audit",
       .summary = "Compare the spread of initial weights with theory.",
       .description =
-          "Draws every tensor as `train` would, one at a time, and compares its mean and "
-          "standard deviation, rows that must be zero and values that are not drawn with what "
-          "the model's description says; alpha and gains of DEEPNORM also with the paper's "
-          "formulas. Works for models larger than this machine. Prints JSON, of which `lab.py "
-          "audit` makes a table. Exit code 3 if anything is off: `train` refuses such a model too.",
+          "Draws every tensor as `train` would, one at a time, and compares its mean and standard "
+          "deviation, rows that must be zero and values that are not drawn with what the model's "
+          "description says; alpha and gains of DEEPNORM also with the paper's formulas. Works for "
+          "models larger than this machine. Prints JSON, of which `lab.py audit` makes a table. "
+          "Exit code 3 if anything is off: `train` refuses such a model too.",
       .spec = SpecUse::kRequired,
       .prints_data = true,
       .validate = ValidateForPlan,
@@ -137,17 +137,16 @@ absl::Status RunAdminProfile(const CommandLine& line) {
 }
 
 Command AdminProfileCommand() {
-  return {
-      .name = "admin-profile",
-      .summary = "Measure what branches add to their streams, for residual ADMIN.",
-      .description =
-          "Runs the first microbatch of a run through the model as it starts, dropout on, and "
-          "prints the vector's value that each sub-layer of residual ADMIN should start with: "
-          "2N numbers of the encoder, then 3M of the decoder. Put the line into the recipe. One "
-          "process; the whole model must fit.",
-      .spec = SpecUse::kRequired,
-      .validate = ValidateForTrain,
-      .run = RunAdminProfile};
+  return {.name = "admin-profile",
+          .summary = "Measure what branches add to their streams, for residual ADMIN.",
+          .description =
+              "Runs the first microbatch of a run through the model as it starts, dropout on, and "
+              "prints the vector's value that each sub-layer of residual ADMIN should start with: "
+              "2N numbers of the encoder, then 3M of the decoder. Put the line into the recipe. "
+              "One process; the whole model must fit.",
+          .spec = SpecUse::kRequired,
+          .validate = ValidateForTrain,
+          .run = RunAdminProfile};
 }
 
 // The paper's hyper-parameters for IWSLT-14 (table 4) without dropout, in two microbatches of half
@@ -208,29 +207,27 @@ absl::Status RunLabModelUpdate(const CommandLine& line) {
 }
 
 Command ModelUpdateCommand() {
-  return {
-      .name = "model-update",
-      .summary = "Print how far a few updates move a model.",
-      .description =
-          "Trains a model for a few steps and prints, as JSON, the change of the decoder's output "
-          "on text it has not seen, which figure 5 of the paper shows over depth: `lab.py "
-          "model-update` draws it up. Everything is as the paper trained 64-128-2 models on "
-          "IWSLT-14 (rate 5e-4 after 4000 steps of warm-up, 4000 tokens a step), without dropout; "
-          "--config and --set change it. docs/design/instruments.md says how the figures compare "
-          "with the paper's.",
-      .spec = SpecUse::kOptional,
-      .prints_data = true,
-      .validate = ValidateForPlan,
-      .flags = {TextFlag("data", "FOLDER",
-                         "A prepared corpus; without one, sentences of made-up pieces."),
-                ChoiceFlag(
-                    "parameters", "WHICH", {"matrices", "all"},
-                    "What the updates move: matrices, which the paper's bound is over, or all "
-                    "parameters, gains and biases too.",
-                    "matrices"),
-                IntegerFlag("steps", "Updates after which the output is looked at.", "3",
-                            {1, 1000000})},
-      .run = RunLabModelUpdate};
+  return {.name = "model-update",
+          .summary = "Print how far a few updates move a model.",
+          .description =
+              "Trains a model for a few steps and prints, as JSON, the change of the decoder's "
+              "output on text it has not seen, which figure 5 of the paper shows over depth: "
+              "`lab.py model-update` draws it up. Everything is as the paper trained 64-128-2 "
+              "models on IWSLT-14 (rate 5e-4 after 4000 steps of warm-up, 4000 tokens a step), "
+              "without dropout; --config and --set change it. docs/design/instruments.md says how "
+              "the figures compare with the paper's.",
+          .spec = SpecUse::kOptional,
+          .prints_data = true,
+          .validate = ValidateForPlan,
+          .flags = {TextFlag("data", "FOLDER",
+                             "A prepared corpus; without one, sentences of made-up pieces."),
+                    ChoiceFlag("parameters", "WHICH", {"matrices", "all"},
+                               "What the updates move: matrices, which the paper's bound is over, "
+                               "or all parameters, gains and biases too.",
+                               "matrices"),
+                    IntegerFlag("steps", "Updates after which the output is looked at.", "3",
+                                {1, 1000000})},
+          .run = RunLabModelUpdate};
 }
 
 }  // namespace

@@ -45,8 +45,7 @@ ClusterSpec WithMemory(ClusterSpec cluster, const ComputeSpec& compute, std::ost
   const int ranks = std::max(1, cluster.devices_per_node());
   cluster = WithMemoryShare(cluster, UsableMemoryBytes());
   err << absl::StrFormat(
-      "cluster.device_memory_gib is not set: taking %.1f, this host's memory over "
-      "%d rank%s\n",
+      "cluster.device_memory_gib is not set: taking %.1f, this host's memory over %d rank%s\n",
       cluster.device_memory_gib(), ranks, ranks == 1 ? "" : "s");
   return cluster;
 }
@@ -160,20 +159,19 @@ Command MakePlanCommand() {
       .summary = "Print how a run would be split over ranks and whether it fits.",
       .description =
           "Decides what the RunSpec leaves open (stages, replicas, schedule, chunks, what each "
-          "rank recomputes) so that a simulated step takes least under every device's memory, "
-          "and adds up the bytes of every rank by what they hold. Seconds follow from the "
-          "speeds in cluster, on GPUs kernel by kernel from cluster.device_model. Reads no corpus, "
-          "allocates nothing, needs none of the machines. "
-          "Exit code 6 if it does not fit, saying by how much and what would.",
+          "rank recomputes) so that a simulated step takes least under every device's memory, and "
+          "adds up the bytes of every rank by what they hold. Seconds follow from the speeds in "
+          "cluster, on GPUs kernel by kernel from cluster.device_model. Reads no corpus, allocates "
+          "nothing, needs none of the machines. Exit code 6 if it does not fit, saying by how much "
+          "and what would.",
       .spec = SpecUse::kRequired,
       .plans = true,
       .validate = ValidateForPlan,
       .flags = {ListFlag("print", "WHAT",
-                         "plan: degrees and a row a rank (the default); layout: a row a chunk "
-                         "of the model; memory: bytes of each rank by what they hold; "
-                         "schedule: a drawing of the simulated step and each rank's actions "
-                         "in order; kernels: those that take most of a GPU's step. Several add "
-                         "up.",
+                         "plan: degrees and a row a rank (the default); layout: a row a chunk of "
+                         "the model; memory: bytes of each rank by what they hold; schedule: a "
+                         "drawing of the simulated step and each rank's actions in order; kernels: "
+                         "those that take most of a GPU's step. Several add up.",
                          {"plan", "layout", "memory", "schedule", "kernels"}),
                 TextFlag("svg", "FILE", "Also draw the simulated step of one replica into FILE."),
                 TextFlag("sbatch", "FILE",

@@ -68,8 +68,8 @@ constexpr int64_t kSmallPayload = 64;  // bytes of a tensor: latency without ban
 
 std::vector<Flag> RehearseFlags() {
   return {TextFlag("schedule", "NAME|FILE",
-                   "In place of parallel.schedule: a name, or a file with a schedule as text "
-                   "(as `plan --print schedule` shows it)."),
+                   "In place of parallel.schedule: a name, or a file with a schedule as text (as "
+                   "`plan --print schedule` shows it)."),
           SwitchFlag("compare",
                      "Every schedule, one after the other, on as many stages as the plan has."),
           NumberFlag("time-scale", "K",
@@ -77,13 +77,13 @@ std::vector<Flag> RehearseFlags() {
                      "longer where actions are many.",
                      "0"),
           ChoiceFlag("payload", "SIZE", {"full", "small"},
-                     "full: messages of real size. small: at most 64 bytes a tensor, where "
-                     "this host's memory is not the network that is planned for.",
+                     "full: messages of real size. small: at most 64 bytes a tensor, where this "
+                     "host's memory is not the network that is planned for.",
                      "small"),
           IntegerFlag("steps", "Steps a schedule; the fastest counts.", "3"),
           TextFlag("trace", "FILE",
-                   "Write what every rank did and when, for chrome://tracing or "
-                   "ui.perfetto.dev. Not with --compare."),
+                   "Write what every rank did and when, for chrome://tracing or ui.perfetto.dev. "
+                   "Not with --compare."),
           JsonFlag()};
 }
 
@@ -361,21 +361,20 @@ absl::StatusOr<int64_t> RehearsalData::Fetch(int64_t step) {
 }
 
 Command MakeRehearseCommand() {
-  return {
-      .name = "rehearse",
-      .summary = "Time the steps of a run without computing anything.",
-      .description =
-          "Plans the run as `train` would, and runs the job: its data, schedule, executor, "
-          "messages and exchanges of gradients and weights, with stages that wait as long as the "
-          "cost model says (cluster.flops_per_second). Compares with the simulator: the step, the "
-          "pipeline's bubble, and communication that nothing hid. Without mpirun all ranks are "
-          "threads of this process; `mpirun -n R deepnet rehearse ...` has one process a rank. A "
-          "waiting rank needs no core, so a laptop rehearses 64 ranks. Needs no memory for the "
-          "model, and no corpus: without one, steps fetch no data.",
-      .spec = SpecUse::kRequired,
-      .validate = ValidateForPlan,
-      .flags = RehearseFlags(),
-      .run = [](const CommandLine& line) { return RunOnRanks(line, Rehearse); }};
+  return {.name = "rehearse",
+          .summary = "Time the steps of a run without computing anything.",
+          .description =
+              "Plans the run as `train` would, and runs the job: its data, schedule, executor, "
+              "messages and exchanges of gradients and weights, with stages that wait as long as "
+              "the cost model says (cluster.flops_per_second). Compares with the simulator: the "
+              "step, the pipeline's bubble, and communication that nothing hid. Without mpirun all "
+              "ranks are threads of this process; `mpirun -n R deepnet rehearse ...` has one "
+              "process a rank. A waiting rank needs no core, so a laptop rehearses 64 ranks. Needs "
+              "no memory for the model, and no corpus: without one, steps fetch no data.",
+          .spec = SpecUse::kRequired,
+          .validate = ValidateForPlan,
+          .flags = RehearseFlags(),
+          .run = [](const CommandLine& line) { return RunOnRanks(line, Rehearse); }};
 }
 
 }  // namespace deepnet

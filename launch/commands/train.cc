@@ -104,8 +104,8 @@ absl::StatusOr<Request> ReadRequest(const CommandLine& line) {
   // A shell that outlived its job still has its limit: the run would save and stop at each start.
   if (JobDeadline() <= SecondsNow()) {
     return PreflightError(
-        "SLURM_JOB_END_TIME: the time limit of the job is over; where "
-        "there is no job any more, unset it");
+        "SLURM_JOB_END_TIME: the time limit of the job is over; where there is no job any more, "
+        "unset it");
   }
   ASSIGN_OR_RETURN(request.traced, TracedSteps(line, request.run));
   return request;
@@ -173,8 +173,7 @@ Command MakeTrainCommand() {
           "the newest good one, with the same next step bit for bit, on any number of ranks. "
           "`mpirun -n R deepnet train ...` shares the work between R ranks, on one host or many.\n"
           "SIGTERM, SIGUSR1 or one SIGINT: save and exit with code 75, at once where training has "
-          "not begun. SIGUSR2: save and go on. "
-          "A second SIGINT: end at once.",
+          "not begun. SIGUSR2: save and go on. A second SIGINT: end at once.",
       .arguments = "--config FILE | --text SOURCE TARGET",
       .max_arguments = 1,
       .spec = SpecUse::kRequired,
@@ -184,11 +183,10 @@ Command MakeTrainCommand() {
                 SwitchFlag("check",
                            "Do what `deepnet doctor` does first: failures end the run with code 3, "
                            "those of the corpus with 4; slow ranks and links are warnings."),
-                TextFlag(
-                    "init-from", "CHECKPOINT|HF-FOLDER",
-                    "Begin a new run with these weights: a checkpoint, a run folder, what "
-                    "`checkpoint import` made, or a Hugging Face folder that it can read; step, "
-                    "optimizer, corpus and vocabulary are new."),
+                TextFlag("init-from", "CHECKPOINT|HF-FOLDER",
+                         "Begin a new run with these weights: a checkpoint, a run folder, what "
+                         "`checkpoint import` made, or a Hugging Face folder that it can read; "
+                         "step, optimizer, corpus and vocabulary are new."),
                 TextFlag("trace", "FROM..TO",
                          "Write what all ranks do in these steps, and when, into the run's folder "
                          "as trace-FROM-TO.json, which ui.perfetto.dev and chrome://tracing open: "

@@ -84,9 +84,9 @@ absl::StatusOr<Sides> SidesOf(const CommandLine& line) {
   }
   if (sides[0].language.empty() || sides[1].language.empty() ||
       sides[0].language == sides[1].language) {
-    return ConfigError("--text: ", sides[0].file, " and ", sides[1].file,
-                       " do not end in two languages, as a.en and a.de do: say them by "
-                       "--from and --to");
+    return ConfigError(
+        "--text: ", sides[0].file, " and ", sides[1].file,
+        " do not end in two languages, as a.en and a.de do: say them by --from and --to");
   }
   return sides;
 }
@@ -216,9 +216,9 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
   std::error_code error;
   if (noted.size() > contents.size() && absl::StartsWith(noted, contents) && there.ok() &&
       !run.prepare().replace()) {
-    return DataError("--text: ", folder.string(),
-                     ": a file was changed since it was "
-                     "cut: remove the folder, or --set prepare.replace=true");
+    return DataError(
+        "--text: ", folder.string(),
+        ": a file was changed since it was cut: remove the folder, or --set prepare.replace=true");
   }
   if (!absl::StartsWith(noted, contents) &&
       fs::exists(ResolvePath(line, run.data().folder()), error) && !run.prepare().replace()) {
@@ -248,16 +248,15 @@ absl::Status CutText(const CommandLine& line, const RunSpec& run) {
 }  // namespace
 
 std::vector<Flag> TextFlags() {
-  return {
-      TextFlag("text", "SOURCE TARGET",
-               "Train on two files, line by line translations, without --config and `prepare`: "
-               "of them the run's folder (runs/en-de of a.en and a.de) gets a corpus with a "
-               "small vocabulary, every 20th pair, at most 1,000, held out as dev. The model is "
-               "small (--dump-config prints it); --config and --set change it."),
-      TextFlag("from", "LANGUAGE",
-               "With --text: language of SOURCE; default: the ending of its name."),
-      TextFlag("to", "LANGUAGE",
-               "With --text: language of TARGET; default: the ending of its name.")};
+  return {TextFlag("text", "SOURCE TARGET",
+                   "Train on two files, line by line translations, without --config and `prepare`: "
+                   "of them the run's folder (runs/en-de of a.en and a.de) gets a corpus with a "
+                   "small vocabulary, every 20th pair, at most 1,000, held out as dev. The model "
+                   "is small (--dump-config prints it); --config and --set change it."),
+          TextFlag("from", "LANGUAGE",
+                   "With --text: language of SOURCE; default: the ending of its name."),
+          TextFlag("to", "LANGUAGE",
+                   "With --text: language of TARGET; default: the ending of its name.")};
 }
 
 absl::StatusOr<RunSpec> LoadTrainConfig(const CommandLine& line) {

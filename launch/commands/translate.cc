@@ -33,11 +33,10 @@ absl::Status TranslateOnAllRanks(const CommandLine& line, Communicator& world) {
 std::vector<Flag> TranslateFlags() {
   std::vector<Flag> flags = ModelFlags();
   for (Flag& flag : SearchFlags()) flags.push_back(std::move(flag));
-  flags.push_back(
-      TextFlag("prefixes", "FILE",
-               "Beginnings of the translations, line by line: a translation begins with its "
-               "prefix and is searched from there; an empty line forces nothing. Scores include "
-               "the prefix."));
+  flags.push_back(TextFlag(
+      "prefixes", "FILE",
+      "Beginnings of the translations, line by line: a translation begins with its prefix and is "
+      "searched from there; an empty line forces nothing. Scores include the prefix."));
   flags.push_back(SwitchFlag("scores", "Print the score and a tab before each translation."));
   flags.push_back(IntegerFlag("chunk-lines",
                               "Lines read before any is translated, on R ranks R times as many: "
@@ -49,21 +48,21 @@ std::vector<Flag> TranslateFlags() {
 }  // namespace
 
 Command MakeTranslateCommand() {
-  return {.name = "translate",
-          .summary = "Translate standard input, a sentence a line.",
-          .description =
-              "Reads UTF-8 lines from standard input and writes their translations to standard "
-              "output in the same order; an empty line stays empty. Columns, separated by tabs: "
-              "the number of the line (only with --nbest above 1), the score (only with "
-              "--scores), the text.\n"
-              "A translation does not depend on the lines beside it. How sentences are searched: "
-              "docs/design/decoding.md; --set decode.max_tokens=100 and the like change the rest.\n"
-              "`mpirun -n R deepnet translate ...` shares the lines between R ranks, each with the "
-              "whole model; rank 0 reads and writes, and the output is the same to the byte.",
-          .spec = SpecUse::kOptional,
-          .prints_data = true,
-          .flags = TranslateFlags(),
-          .run = [](const CommandLine& line) { return RunOnRanks(line, TranslateOnAllRanks); }};
+  return {
+      .name = "translate",
+      .summary = "Translate standard input, a sentence a line.",
+      .description =
+          "Reads UTF-8 lines from standard input and writes their translations to standard output "
+          "in the same order; an empty line stays empty. Columns, separated by tabs: the number of "
+          "the line (only with --nbest above 1), the score (only with --scores), the text.\n"
+          "A translation does not depend on the lines beside it. How sentences are searched: "
+          "docs/design/decoding.md; --set decode.max_tokens=100 and the like change the rest.\n"
+          "`mpirun -n R deepnet translate ...` shares the lines between R ranks, each with the "
+          "whole model; rank 0 reads and writes, and the output is the same to the byte.",
+      .spec = SpecUse::kOptional,
+      .prints_data = true,
+      .flags = TranslateFlags(),
+      .run = [](const CommandLine& line) { return RunOnRanks(line, TranslateOnAllRanks); }};
 }
 
 }  // namespace deepnet

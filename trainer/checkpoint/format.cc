@@ -156,9 +156,8 @@ absl::Status WriteVocabularyFile(FileSystem& fs, const std::string& run_folder,
   ASSIGN_OR_RETURN(const bool is_run, Exists(fs, JoinPath(run_folder, kMetricsFile)));
   if (absl::IsNotFound(there.status()) || is_run) return ReplaceFile(fs, path, contents);
   return WithExitCode(
-      absl::AlreadyExistsError(absl::StrCat("'", path,
-                                            "' is there, is another one and would be "
-                                            "replaced; name another folder")),
+      absl::AlreadyExistsError(absl::StrCat(
+          "'", path, "' is there, is another one and would be replaced; name another folder")),
       ExitCode::kBadConfig);
 }
 

@@ -162,13 +162,12 @@ std::string ReportTable(const CorpusReport& report) {
     absl::StrAppendFormat(&table, "  dropped: %-15s %14s   first: %s\n", reason,
                           WithCommas(sum.lines()), sum.example());
   }
-  absl::StrAppendFormat(
-      &table,
-      "vocabulary %d (tokenizer %s), corpus %s\n%s in %.1f s, tokenizer %.1f s of "
-      "them, peak memory %.0f MiB\n",
-      report.vocabulary_size(), report.tokenizer_hash(), report.content_hash(), report.folder(),
-      report.seconds(), report.tokenizer_seconds(),
-      static_cast<double>(report.peak_resident_bytes()) / (1 << 20));
+  absl::StrAppendFormat(&table,
+                        "vocabulary %d (tokenizer %s), corpus %s\n%s in %.1f s, tokenizer %.1f s "
+                        "of them, peak memory %.0f MiB\n",
+                        report.vocabulary_size(), report.tokenizer_hash(), report.content_hash(),
+                        report.folder(), report.seconds(), report.tokenizer_seconds(),
+                        static_cast<double>(report.peak_resident_bytes()) / (1 << 20));
   return table;
 }
 

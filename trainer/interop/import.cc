@@ -71,13 +71,12 @@ absl::StatusOr<Incoming> ReadFolder(FileSystem& fs, const std::string& folder,
   ASSIGN_OR_RETURN(const HfConfig config, ReadHfConfig(fs, folder, options.tool));
   if (config.has_deepnet()) return ReadOurs(fs, folder, config.deepnet(), options);
   if (config.model_type() == kM2mType) return ReadM2m(fs, folder, config, options);
-  return CheckpointRefused("'", folder, "': model_type is '", config.model_type(),
-                           "'; imported are m2m_100 and what "
-                           "`export --format safetensors` wrote",
-                           config.model_type() == kMarianType
-                               ? " (a Marian model has other positions and starts its "
-                                 "decoder otherwise)"
-                               : "");
+  return CheckpointRefused(
+      "'", folder, "': model_type is '", config.model_type(),
+      "'; imported are m2m_100 and what `export --format safetensors` wrote",
+      config.model_type() == kMarianType
+          ? " (a Marian model has other positions and starts its decoder otherwise)"
+          : "");
 }
 
 absl::StatusOr<ElementReader> FindSource(const Parameter& parameter, const Incoming& incoming,

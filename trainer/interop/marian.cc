@@ -124,10 +124,9 @@ absl::Status CheckMarian(const ModelSpec& model) {
   std::vector<std::string> mistakes;
   const Residual residual = model.residual();
   if (residual != DEEPNORM && residual != POST_LN && residual != BRANCH_NORM) {
-    mistakes.push_back(
-        absl::StrCat("residual is ", Residual_Name(residual),
-                     " (DEEPNORM, POST_LN or BRANCH_NORM; a PRE_LN model goes out with --format "
-                     "safetensors as M2M-100)"));
+    mistakes.push_back(absl::StrCat("residual is ", Residual_Name(residual),
+                                    " (DEEPNORM, POST_LN or BRANCH_NORM; a PRE_LN model goes out "
+                                    "with --format safetensors as M2M-100)"));
   }
   if (model.tied_embeddings() != TIE_ALL) {
     mistakes.push_back(absl::StrCat("tied_embeddings is ",

@@ -50,10 +50,9 @@ absl::Status DynamicLossScale::Overflow() {
   state_.set_steps(state_.steps() + 1);
   if (state_.scale() > min_scale_) return absl::OkStatus();
   state_.set_scale(before);
-  return DivergedError(
-      "minimum loss scale reached (optim.min_loss_scale: ", min_scale_,
-      "): the loss is probably exploding; try a smaller optim.learning_rate, optim.clip_norm, "
-      "or larger steps");
+  return DivergedError("minimum loss scale reached (optim.min_loss_scale: ", min_scale_,
+                       "): the loss is probably exploding; try a smaller optim.learning_rate, "
+                       "optim.clip_norm, or larger steps");
 }
 
 }  // namespace deepnet

@@ -130,8 +130,7 @@ absl::Status AddOpusFolder(const PrepareSpec& spec, const std::string& root, Tex
   for (const fs::path& folder : folders) RETURN_IF_ERROR(AddOpusPair(folder, wanted, map));
   if (map->empty()) {
     return NotFound("prepare.opus100_folder: ", top,
-                    " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages "
-                    "asked for");
+                    " has no <xx-yy>/opus.<xx-yy>-train.<xx> of the languages asked for");
   }
   for (const std::string& language : wanted) {
     const bool found = std::any_of(map->begin(), map->end(), [&](const auto& entry) {
@@ -403,8 +402,8 @@ absl::StatusOr<InputFile> StatInput(const std::string& name, const std::string& 
   if (!S_ISREG(status.st_mode)) {
     return ConfigError(
         path,
-        " is a pipe or a device: what is prepared is read twice and known again by size "
-        "and time, so it must be a file; one pipe of pairs may be given by --tsv");
+        " is a pipe or a device: what is prepared is read twice and known again by size and time, "
+        "so it must be a file; one pipe of pairs may be given by --tsv");
   }
   InputFile input;
   input.set_name(name);

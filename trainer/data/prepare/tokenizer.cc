@@ -133,10 +133,9 @@ absl::Status TrainingError(const TokenizerSpec& tokenizer, const std::string& er
   int64_t needed = 0;
   if (absl::StrContains(error, "smaller than required_chars") && versus != error.npos &&
       absl::SimpleAtoi(error.substr(versus + 4, error.find('.', versus) - versus - 4), &needed)) {
-    return ConfigError("prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(),
-                       ": must be at least ", needed,
-                       ", the text's characters and 4 special ids; or lower "
-                       "prepare.tokenizer.character_coverage");
+    return ConfigError(
+        "prepare.tokenizer.vocab_size: ", tokenizer.vocab_size(), ": must be at least ", needed,
+        ", the text's characters and 4 special ids; or lower prepare.tokenizer.character_coverage");
   }
   return InvalidArgument("prepare.tokenizer: SentencePiece: ", error);
 }
