@@ -9,10 +9,9 @@
 #include <map>
 #include <vector>
 
-#include <ATen/ATen.h>
-
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/inventory.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet {

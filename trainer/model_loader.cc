@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/philox.h"
@@ -17,6 +16,7 @@
 #include "trainer/decode/batch_limits.h"
 #include "trainer/decode/ensemble_scorer.h"
 #include "trainer/decode/model_scorer.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/check_model.h"

@@ -13,7 +13,6 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include <ATen/ATen.h>
 
 #include "parallel/comm/communicator.h"
 #include "parallel/exec/stage.h"
@@ -22,6 +21,7 @@
 #include "parallel/plan/shard.h"
 #include "trainer/boundary_pool.h"
 #include "trainer/data/microbatch.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/pass.h"
 #include "trainer/model/transformer.h"
 #include "trainer/optim/gradient_sums.h"

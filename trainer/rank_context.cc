@@ -4,8 +4,6 @@
 #include <set>
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
@@ -14,6 +12,7 @@
 #include "parallel/plan/check_schedule.h"
 #include "parallel/plan/memory.h"
 #include "parallel/plan/plan_accessors.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/optim/learning_rate.h"
 

@@ -9,13 +9,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/base/units.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model_loader.h"
 

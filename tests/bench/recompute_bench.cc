@@ -15,11 +15,10 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/clock.h"
 #include "parallel/base/statistics.h"
 #include "tests/support/layer_bytes.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/layer_stack.h"

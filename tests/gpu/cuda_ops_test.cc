@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/statistics.h"
 #include "tests/support/model_pass.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 

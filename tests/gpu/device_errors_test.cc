@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -27,6 +26,7 @@
 #include "tests/gpu/emulated/torch_device.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/cuda/devices.h"
 #include "trainer/kernels/cuda/linear.h"

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/emulated/gate.h"
 #include "tests/gpu/emulated/torch_device.h"
+#include "trainer/kernels/aten.h"
 
 namespace emulated_gpu {
 namespace {

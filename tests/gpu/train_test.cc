@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
@@ -36,6 +35,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/trace_file.h"
 #include "trainer/async_checkpointer.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/rank_snapshot.h"
 #include "trainer/resolve_run.h"
 #include "trainer/train_session.h"

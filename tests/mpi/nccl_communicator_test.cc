@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -13,6 +12,7 @@
 #include "parallel/comm/backends.h"
 #include "tests/mpi/mpi_main.h"
 #include "tests/parallel/comm/communicator_contract.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/whole_pass.h"
 #include "trainer/data/batcher.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/transformer.h"
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <tuple>
 
-#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +14,7 @@
 #include "parallel/plan/schedule_generators.h"
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/train_step.h"
 

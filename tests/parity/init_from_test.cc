@@ -9,7 +9,6 @@
 #include <tuple>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -21,6 +20,7 @@
 #include "tests/support/load_model.h"
 #include "trainer/checkpoint/tools/rewrite.h"
 #include "trainer/interop/interop.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model_loader.h"
 #include "trainer/trainer.h"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
@@ -17,6 +16,7 @@
 #include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/optim/groups.h"
 #include "trainer/rank_context.h"

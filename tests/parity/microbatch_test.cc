@@ -3,13 +3,13 @@
 #include <random>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/comm/communicator.h"
 #include "parallel/plan/schedule_generators.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/data/batcher.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/train_step.h"
 

@@ -20,7 +20,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -37,6 +36,7 @@
 #include "tests/support/fault_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/run_lock.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/trainer.h"
 

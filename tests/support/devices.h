@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet::testing {

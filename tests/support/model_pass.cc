@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/whole_pass.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/transformer.h"
 
 namespace deepnet::testing {

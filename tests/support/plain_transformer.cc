@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include <ATen/ATen.h>
+#include "trainer/kernels/aten.h"
 
 namespace deepnet::testing {
 namespace {

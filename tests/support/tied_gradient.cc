@@ -3,7 +3,7 @@
 #include <map>
 #include <vector>
 
-#include <ATen/ATen.h>
+#include "trainer/kernels/aten.h"
 
 namespace deepnet::testing {
 

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
@@ -14,6 +13,7 @@
 #include "tests/support/forwarding_communicator.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/pipeline_stage.h"

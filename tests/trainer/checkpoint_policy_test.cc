@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,6 +18,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "tests/trainer/tiny_run.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
 #include "trainer/rank_snapshot.h"

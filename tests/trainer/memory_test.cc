@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/trainer/memory_rig.h"
 #include "trainer/decode/batch_limits.h"
 #include "trainer/decode/model_scorer.h"
 #include "trainer/decode/search.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/telemetry/report.h"
 #include "trainer/telemetry/tensor_memory.h"

@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet::testing {

@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/plan/schedule_generators.h"
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tiny_model.h"
 #include "tests/trainer/pipeline_rig.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 

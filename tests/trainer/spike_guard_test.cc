@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +16,7 @@
 #include "parallel/base/messages.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/tiny_run.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 
 namespace deepnet {

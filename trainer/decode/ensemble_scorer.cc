@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 

@@ -4,10 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "trainer/decode/batch_limits.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {

@@ -13,7 +13,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include <ATen/ATen.h>
 #include <google/protobuf/util/message_differencer.h>
 
 #include "parallel/base/clock.h"
@@ -26,6 +25,7 @@
 #include "trainer/doctor/diagnosis.h"
 #include "trainer/doctor/kernel_check.h"
 #include "trainer/doctor/layout_check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/model/architecture.h"

@@ -9,10 +9,10 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/native/adam.h"

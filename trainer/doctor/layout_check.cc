@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/messages.h"
@@ -16,6 +15,7 @@
 #include "parallel/plan/schedule_generators.h"
 #include "trainer/data/batcher.h"
 #include "trainer/data/vocabulary.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
 #include "trainer/train_step.h"

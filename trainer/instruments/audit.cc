@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/scheme.h"
 

@@ -5,11 +5,10 @@
 #include <cmath>
 #include <span>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {

@@ -3,12 +3,11 @@
 #include <cmath>
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
 #include "trainer/data/batcher.h"
 #include "trainer/decode/model_scorer.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/train_step.h"
 

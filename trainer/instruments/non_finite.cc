@@ -10,12 +10,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/host.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/model/architecture.h"
 #include "trainer/train_step.h"

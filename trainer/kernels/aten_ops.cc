@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/philox.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

@@ -1,8 +1,7 @@
 #include "trainer/kernels/native_args.h"
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 

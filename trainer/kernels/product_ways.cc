@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/mkldnn_linear.h>
 #include <ATen/ops/mkldnn_linear_backward_input.h>
 #include <ATen/ops/mkldnn_linear_backward_weights.h>
 
 #include "parallel/base/host.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

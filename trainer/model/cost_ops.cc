@@ -9,9 +9,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet {

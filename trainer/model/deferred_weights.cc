@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ATen.h>
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 

@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include <ATen/ATen.h>
-
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 

@@ -9,9 +9,8 @@
 #include <iterator>
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"
 

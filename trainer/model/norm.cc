@@ -1,7 +1,6 @@
 #include "trainer/model/norm.h"
 
-#include <ATen/ATen.h>
-
+#include "trainer/kernels/aten.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {

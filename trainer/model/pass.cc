@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include <ATen/ATen.h>
-
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 
 namespace deepnet {

@@ -1,9 +1,8 @@
 #include "trainer/model/residual.h"
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "parallel/base/clock.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

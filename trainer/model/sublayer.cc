@@ -1,6 +1,6 @@
 #include "trainer/model/sublayer.h"
 
-#include <ATen/ATen.h>
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 

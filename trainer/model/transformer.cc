@@ -2,9 +2,8 @@
 
 #include <utility>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"
 

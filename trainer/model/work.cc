@@ -5,8 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
-
+#include "trainer/kernels/aten.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/chunk.h"
 #include "trainer/model/cost_ops.h"

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/check.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <set>
 
-#include <ATen/ATen.h>
-
 #include "parallel/base/check.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

@@ -8,12 +8,12 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include <ATen/ATen.h>
 
 #include "parallel/base/crc32c.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/plan/memory.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {

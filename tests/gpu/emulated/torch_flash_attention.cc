@@ -9,13 +9,13 @@
 #include <tuple>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <torch/library.h>
 
 #include "tests/gpu/emulated/device.h"
 #include "tests/gpu/emulated/element.h"
 #include "tests/gpu/emulated/torch_device.h"
+#include "trainer/kernels/aten.h"
 
 namespace emulated_gpu {
 namespace {

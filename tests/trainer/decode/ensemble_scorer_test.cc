@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/devices.h"
@@ -13,6 +12,7 @@
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/decode/search.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

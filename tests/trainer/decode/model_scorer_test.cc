@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/devices.h"
@@ -16,6 +15,7 @@
 #include "tests/support/stepped_pair_scorer.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/decode/search.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

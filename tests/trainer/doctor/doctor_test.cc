@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +17,7 @@
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/doctor/kernel_check.h"
 #include "trainer/doctor/layout_check.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/philox.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/instruments/meters.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/pass.h"

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -27,6 +26,7 @@
 #include "parallel/comm/communicator.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/resolve_run.h"

@@ -6,12 +6,12 @@
 #include <set>
 #include <string>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/comm/communicator.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/instruments/meters.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/rank_context.h"
 #include "trainer/train_step.h"

@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
@@ -20,6 +19,7 @@
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/whole_pass.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 #include "trainer/optim/optimizer.h"

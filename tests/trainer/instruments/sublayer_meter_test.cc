@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/comm/communicator.h"
@@ -11,6 +10,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/whole_pass.h"
 #include "trainer/instruments/meters.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/scheme.h"

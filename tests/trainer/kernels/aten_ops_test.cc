@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/trainer/kernels/native/dropout_testing.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/native/attention.h"
 #include "trainer/kernels/native/dropout.h"

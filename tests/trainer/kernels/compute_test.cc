@@ -2,12 +2,12 @@
 
 #include <string>
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/thread_limit.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/native/isa.h"
 
 namespace deepnet {

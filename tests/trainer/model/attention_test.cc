@@ -3,10 +3,10 @@
 
 #include <memory>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 

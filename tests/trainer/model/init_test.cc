@@ -4,13 +4,13 @@
 #include <map>
 #include <string>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/philox.h"
 #include "tests/support/devices.h"
 #include "tests/support/initial_normal.h"
 #include "tests/support/tiny_model.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 #include "trainer/model/embedding.h"
 #include "trainer/model/parameters.h"

@@ -5,11 +5,11 @@
 #include <set>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/layer_bytes.h"
 #include "tests/trainer/model/stack_rig.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 #include "trainer/model/describe.h"

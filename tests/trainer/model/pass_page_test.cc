@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/tiny_model.h"
 #include "tests/support/whole_pass.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/traced_ops.h"
 #include "trainer/model/transformer.h"

@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include <ATen/ATen.h>
-
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/describe.h"
 

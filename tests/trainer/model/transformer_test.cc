@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/plain_transformer.h"
 #include "tests/support/tied_gradient.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/whole_pass.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

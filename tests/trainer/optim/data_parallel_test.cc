@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
+#include "trainer/kernels/aten.h"
 
 namespace deepnet {
 namespace {

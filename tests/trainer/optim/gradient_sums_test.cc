@@ -4,13 +4,13 @@
 #include <span>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
 #include "tests/support/one_bucket.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 
 namespace deepnet {

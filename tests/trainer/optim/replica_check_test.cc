@@ -2,12 +2,12 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/optim/sharded_job.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/optim/optimizer.h"
 
 namespace deepnet {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/check.h"
@@ -13,6 +12,7 @@
 #include "parallel/base/status_macros.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/model/architecture.h"
 

@@ -3,9 +3,8 @@
 #include <cmath>
 #include <vector>
 
-#include <ATen/ATen.h>
-
 #include "tests/trainer/optim/sharded_job.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/optim/learning_rate.h"
 
 namespace deepnet {

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/communicator.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/support/run_ranks.h"
+#include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
 #include "trainer/kernels/traced_ops.h"
 
