@@ -24,7 +24,7 @@ ALLOWED = {
     "trainer/optim": ["trainer/kernels", "trainer/model/parameters.h"] + PARALLEL,
     "trainer/checkpoint": ["parallel/comm", "parallel/plan"] + BASE,
     "trainer/decode": ["trainer/model", "trainer/data", "trainer/kernels/native/sampling.h"]
-    + ["parallel/comm", "parallel/plan"]
+    + ["trainer/kernels/aten.h", "parallel/comm", "parallel/plan"]
     + BASE,
     "trainer/eval": ["trainer/decode", "trainer/data"] + BASE,
     "trainer": ["trainer"] + PARALLEL,
