@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
       deepnet::RunProgram(commands, words,
                           {in, out, std::cerr, deepnet::HasCuda,
                            [] { return deepnet::StatusOfException(); }, deepnet::DescribeWork});
-  // LibTorch's static destructors are a third of what a short command costs.
+  // LibTorch's static destructors are a third of what a short command costs; nothing needs them.
   std::fflush(nullptr);
   _exit(code);
 }

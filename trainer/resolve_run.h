@@ -56,9 +56,10 @@ struct TrainOptions {
   std::function<void(const absl::Status&)> on_stuck;
 };
 
-// Resolves `run`: opens the corpus, adopts the choices of an earlier run (arithmetic, virtual
-// replicas) or measures which arithmetic is fastest, and makes a plan that fits. Last, rank 0 locks
-// the run folder; nothing is written before. What must be the same on all ranks is checked.
+// Resolves `run` on `world` and `fs`, not those of `options`: opens the corpus, adopts the choices
+// of an earlier run (arithmetic, virtual replicas) or measures which arithmetic is fastest, and
+// makes a plan that fits. Last, rank 0 locks the run folder; nothing is written before. What must
+// be the same on all ranks is checked.
 //
 // Collective over `world`, one rank per process or thread. Every rank gets the same answer but for
 // folders, `lock`, `phases`, earlier->notes and compute.threads_per_rank. Errors carry one of the

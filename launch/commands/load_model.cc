@@ -83,7 +83,7 @@ absl::StatusOr<BatchLimits> AgreeOnLimits(const DecodingModel& model, Communicat
   const int64_t least = *std::ranges::min_element(free);
   std::vector<ModelSpec> models;
   for (const auto& one : model.loaded->models) models.push_back(one->spec());
-  models.front() = model.run.model();
+  models.front() = model.run.model();  // whose max_positions is the least of all
   const int64_t operand_bytes = compute.dtype() == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
   return AgreeOn(world, FitBatches(decode, models, operand_bytes, least));
 }

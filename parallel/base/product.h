@@ -1,4 +1,4 @@
-// The matrix products of a model, as plans, traces and benchmarks name them.
+// Matrix products of a model and timed kernels, as plans, traces and benchmarks name them.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ProductShape {
   friend bool operator==(const ProductShape&, const ProductShape&) = default;
 };
 
-// On a GPU a kernel or a copy; on a CPU a function of Ops, or ResidualSum for a ResidualNorm
-// without a gain. Seconds of SecondsNow().
+// On a GPU a kernel or a copy; on a CPU an operation, a norm without a gain under another name.
+// Seconds of SecondsNow().
 struct TimedKernel {
   const char* name;    // a literal
   double asked = 0.0;  // when the host launched it; on a CPU `start`

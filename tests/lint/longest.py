@@ -34,7 +34,7 @@ EXCEPTIONS = {
     ("lines of a .cc file", "trainer/doctor/kernel_check.cc"): 634,
 }
 TOTALS = {
-    "lines of the product": 68500,
+    "lines of the product": 68496,
     "files of the product": 484,
     "functions of many parameters": 16,
     "functions over 60 lines": 0,

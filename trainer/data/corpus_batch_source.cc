@@ -43,12 +43,10 @@ CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpu
   }
 }
 
-// Returns the pieces of one side, which may take from `*spare`, the positions of the microbatch
-// that no pair needs; what it leaves is added there.
+// Returns `pieces` of one side cut anew, where they are sampled: they may take from `*spare`, the
+// positions of the microbatch that no pair needs; what it leaves is added there.
 std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side,
-                                               PairSize* spare) const {
-  PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
-  std::vector<int32_t> pieces = std::move(side == 0 ? tokens.source : tokens.target);
+                                               std::vector<int32_t> pieces, PairSize* spare) const {
   if (!subwords_.has_value() || pieces.empty()) return pieces;
   const Architecture architecture = order_.architecture();
   const PairSize extra = SizeOf(PairLengths(), order_.spec().tags(), architecture);
@@ -65,17 +63,18 @@ std::vector<int32_t> CorpusBatchSource::Pieces(const PairRef& pair, int side,
 
 EncodedPair CorpusBatchSource::Encode(const PairRef& pair, int64_t step, PairSize* spare) const {
   const DirectionTags& tags = tags_[pair.direction];
+  PairTokens tokens = corpus_->Tokens(pair.direction, pair.pair);
   switch (order_.architecture()) {
     case DECODER_ONLY:
-      return EncodeTargetSide(tags, Pieces(pair, 1, spare));
+      return EncodeTargetSide(tags, Pieces(pair, 1, std::move(tokens.target), spare));
     case ENCODER_ONLY: {
       const std::string direction = corpus_->directions()[pair.direction].Name();
-      return EncodeSourceSide(tags, Pieces(pair, 0, spare), masking_,
+      return EncodeSourceSide(tags, Pieces(pair, 0, std::move(tokens.source), spare), masking_,
                               {seed_, direction, pair.pair, step});
     }
     default: {
-      const std::vector<int32_t> source = Pieces(pair, 0, spare);
-      return EncodePair(tags, source, Pieces(pair, 1, spare));
+      const auto source = Pieces(pair, 0, std::move(tokens.source), spare);
+      return EncodePair(tags, source, Pieces(pair, 1, std::move(tokens.target), spare));
     }
   }
 }

@@ -44,7 +44,8 @@ class CorpusBatchSource : public BatchSource {
   absl::StatusOr<Microbatch> Pack(std::span<const PairRef> pairs, uint32_t ordinal,
                                   int64_t step) const;
   EncodedPair Encode(const PairRef& pair, int64_t step, PairSize* spare) const;
-  std::vector<int32_t> Pieces(const PairRef& pair, int side, PairSize* spare) const;
+  std::vector<int32_t> Pieces(const PairRef& pair, int side, std::vector<int32_t> pieces,
+                              PairSize* spare) const;
 
   const DataOrder order_;
   std::vector<DirectionTags> tags_;  // by direction

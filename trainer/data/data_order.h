@@ -24,7 +24,7 @@ namespace deepnet {
 
 // Fills in every default of `spec`, with max_source_tokens such that both sides fill evenly by the
 // statistics of `index`; for a model of one stack it stays 0. `spec` is valid (launch/validate.h);
-// fails naming the field that the corpus makes impossible: an unknown direction, NO_TAGS.
+// fails naming what the corpus makes impossible: an unknown direction, NO_TAGS, no pairs at all.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
                              Architecture architecture = ENCODER_DECODER);
 

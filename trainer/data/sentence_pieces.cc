@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -84,12 +83,6 @@ std::string Readable(const std::string& status) {
   return end + 2 < status.size() ? status.substr(end + 2) : "damaged";
 }
 
-std::string Number(double value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
 // Returns the bytes of field `number` of a message of protobuf; empty: it has none.
 std::string FieldOf(const std::string& message, int number) {
   google::protobuf::UnknownFieldSet fields;
@@ -110,11 +103,11 @@ bool HasLongPiece(std::string_view model) {
                                                 static_cast<int>(model.size()));
   uint32_t tag = 0, bytes = 0;
   while ((tag = stream.ReadTag()) != 0) {
-    if (tag != kPieces) {
-      if (!WireFormatLite::SkipField(&stream, tag)) return false;
-    } else if (!stream.ReadVarint32(&bytes) || bytes > kMaxPieceBytes ||
-               !stream.Skip(static_cast<int>(bytes))) {
-      return bytes > kMaxPieceBytes;
+    if (tag == kPieces && stream.ReadVarint32(&bytes) && bytes <= model.size()) {
+      if (bytes > kMaxPieceBytes) return true;
+      stream.Skip(static_cast<int>(bytes));
+    } else if (tag == kPieces || !WireFormatLite::SkipField(&stream, tag)) {
+      return false;  // no model: the library says so
     }
   }
   return false;
@@ -274,7 +267,7 @@ std::string TrainSentencePieces(const PieceTraining& training,
   std::unordered_map<std::string, std::string> arguments = {
       {"model_type", training.type},
       {"vocab_size", std::to_string(training.pieces)},
-      {"character_coverage", Number(training.character_coverage)},
+      {"character_coverage", std::to_string(training.character_coverage)},
       {"num_threads", std::to_string(training.threads)},
       {"hard_vocab_limit", "false"},
       {"train_extremely_large_corpus", "true"},

@@ -50,7 +50,7 @@ absl::StatusOr<SentenceScores> Gather(const EvaluateShare& share,
 namespace {
 
 template <typename... Parts>
-absl::Status Missing(const Parts&... parts) {
+absl::Status NotFoundData(const Parts&... parts) {
   return WithExitCode(NotFound(parts...), ExitCode::kData);
 }
 
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
   std::vector<Direction> routes;
   for (const std::string& name : options.directions) {
     const std::vector<std::string> sides = absl::StrSplit(name, '-');
-    if (sides.size() != 2) return Missing("direction \"", name, "\": write xx-yy");
+    if (sides.size() != 2) return NotFoundData("direction \"", name, "\": write xx-yy");
     routes.push_back({sides[0], sides[1]});
   }
   std::set<std::string> languages;
@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<Direction>> Directions(const Corpus& corpus,
     }
   }
   if (routes.empty()) {
-    return Missing("the corpus has no ", options.split, " sentences");
+    return NotFoundData("the corpus has no ", options.split, " sentences");
   }
   std::sort(routes.begin(), routes.end(),
             [](const Direction& a, const Direction& b) { return a.Name() < b.Name(); });
@@ -126,7 +126,7 @@ struct Evaluator {
     const auto source_tag = vocabulary.TagId(route.source),
                target_tag = vocabulary.TagId(route.target);
     if (!source_tag.has_value() || !target_tag.has_value()) {
-      return Missing("direction ", route.Name(), ": the model has no such language");
+      return NotFoundData("direction ", route.Name(), ": the model has no such language");
     }
     const absl::StatusOr<SentenceScores> scores = Gather(
         options.share,

@@ -155,6 +155,8 @@ TEST(Vocabulary, RefusesAModelThatHoldsATagAndBytesThatAreNoModel) {
     return std::string(Vocabulary::FromBytes(model, {"en"}).status().message());
   };
   EXPECT_EQ(message("no model at all"), "no SentencePiece model: damaged");
+  EXPECT_EQ(message("\n"), "no SentencePiece model: damaged");
+  EXPECT_EQ(message("\n\xff\xff\x7f and no more"), "no SentencePiece model: damaged");
   const std::string empty_piece = message(HandMadeModel({{"<unk>", 2}, {"", 1}}));
   EXPECT_THAT(empty_piece, StartsWith("no SentencePiece model: "));
   EXPECT_THAT(empty_piece, HasSubstr("empty"));

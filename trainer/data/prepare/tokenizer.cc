@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 // Part of what decides the tokenizer's bytes, so not a setting.
 constexpr int kTokenizerThreads = 2;
 
-// A rule has at most so many: SentencePiece's compiler of rules recurses once for each character.
+// The left side of a rule has at most so many: SentencePiece recurses once for each character.
 constexpr size_t kMaxRuleBytes = 4096;
 
 // Returns the path of the tokenizer of the corpus that is extended; empty: there is none.
@@ -88,12 +88,13 @@ absl::Status CheckRules(const std::string& path, PrepareContext& context) {
     ++number;
     if (line.empty() && line.data() == rules.data() + rules.size()) break;
     const std::vector<absl::string_view> columns = absl::StrSplit(line, '\t');
-    if (line.size() > kMaxRuleBytes || columns.size() > 3 ||
-        absl::StripAsciiWhitespace(columns[0]).empty() || !IsCodePoints(columns[0]) ||
-        (columns.size() > 1 && !IsCodePoints(columns[1]))) {
+    if (columns[0].size() > kMaxRuleBytes) {
+      return InvalidArgument(path, ":", number, ": more than ", kMaxRuleBytes, " bytes");
+    }
+    if (absl::StripAsciiWhitespace(columns[0]).empty() || columns.size() > 3 ||
+        !IsCodePoints(columns[0]) || (columns.size() > 1 && !IsCodePoints(columns[1]))) {
       return InvalidArgument(path, ":", number,
-                             ": not code points <TAB> code points, in hexadecimal, in ",
-                             kMaxRuleBytes, " bytes");
+                             ": not code points <TAB> code points, in hexadecimal");
     }
   }
   context.inputs[path].set_hash(HashContent(rules));

@@ -35,7 +35,8 @@ Isa BestIsa() {
 
 std::string_view IsaName(Isa isa) {
   constexpr std::string_view kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
-  return kNames[static_cast<int>(isa) - 1];
+  const size_t number = static_cast<size_t>(isa) - 1;
+  return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 const KernelTable& Table(Isa isa) {
