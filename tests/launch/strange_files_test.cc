@@ -269,6 +269,7 @@ TEST_P(BadCorpusTest, IsNotTrainedOnWhereItIsDamaged) {
   EXPECT_EQ(flipped.End(), kData) << flipped.output();
   EXPECT_THAT(flipped.output(), HasSubstr("train.de-en.pairs: damaged: bytes 4096 to "));
 
+  if (GetParam() == Readers::kSecondRank) return;  // sealed, it is another corpus than the first's
   for (size_t i = 4096; i < 6096; ++i) bad[i] = '\x7f';
   testing::SealBlocks(bad);
   folder_.Write(name, bad);
