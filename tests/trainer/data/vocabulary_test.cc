@@ -46,18 +46,24 @@ std::string Train(int pieces) {
   return model;
 }
 
+// A length below 2^21, as a varint of three bytes.
+std::string Length(size_t bytes) {
+  return {static_cast<char>(bytes | 0x80), static_cast<char>(bytes >> 7 | 0x80),
+          static_cast<char>(bytes >> 14)};
+}
+
 // A model written by hand in protobuf's wire format: fields 1 piece {1 text, 2 score, 3 type}.
 // Types: 1 normal, 2 unknown, 3 control.
 std::string HandMadeModel(const std::vector<std::pair<std::string, int>>& pieces) {
   std::string model;
   float score = 0.0f;
   for (const auto& [text, type] : pieces) {
-    std::string piece = "\x0a" + std::string(1, static_cast<char>(text.size())) + text;
+    std::string piece = "\x0a" + Length(text.size()) + text;
     const auto bits = std::bit_cast<uint32_t>(score);
     piece += '\x15';
     for (int i = 0; i < 4; ++i) piece += static_cast<char>(bits >> (8 * i));
     piece += "\x18" + std::string(1, static_cast<char>(type));
-    model += "\x0a" + std::string(1, static_cast<char>(piece.size())) + piece;
+    model += "\x0a" + Length(piece.size()) + piece;
     score -= 1.0f;
   }
   return model;
