@@ -46,7 +46,7 @@ std::string Train(int pieces) {
   return model;
 }
 
-// A length below 2^21, as a varint of three bytes.
+// Returns a length below 2^21 as a varint of three bytes.
 std::string Length(size_t bytes) {
   return {static_cast<char>(bytes | 0x80), static_cast<char>(bytes >> 7 | 0x80),
           static_cast<char>(bytes >> 14)};
