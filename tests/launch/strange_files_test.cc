@@ -197,7 +197,7 @@ TEST_F(StrangeFilesTest, ThreadsThatTheSystemDoesNotGiveAreNamed) {
               AllOf(HasSubstr("compute.threads_per_rank: "), HasSubstr(" of 1000 threads run")));
 }
 
-// Who reads the corpus that goes bad: a process alone, two ranks, or the second of two that have
+// Says who reads the corpus that goes bad: a process alone, two ranks, or the second of two with
 // copies of their own.
 enum class Readers { kAlone, kBothRanks, kSecondRank };
 
