@@ -62,8 +62,8 @@ template <typename... Parts>
 absl::Status NotFound(const Parts&... parts) {
   return absl::NotFoundError(absl::StrCat(parts...));
 }
-// FailedPrecondition with kPreflight and kCheckpoint, InvalidArgument with kBadConfig and kData,
-// ResourceExhausted with kDoesNotFit, and Aborted with kDiverged.
+// These carry an exit code: FailedPrecondition kPreflight and kCheckpoint, InvalidArgument
+// kBadConfig and kData, ResourceExhausted kDoesNotFit, and Aborted kDiverged.
 template <typename... Parts>
 absl::Status PreflightError(const Parts&... parts) {
   return WithExitCode(FailedPrecondition(parts...), ExitCode::kPreflight);

@@ -1,5 +1,5 @@
-// What a kernel source (.cu) sees in place of nvcc when it is compiled for the host: included
-// before its first line (-include; deepnet_cuda_library). A thread of a block is a fiber of one
+// Stands in for nvcc where a kernel source (.cu) is compiled for the host: included before its
+// first line (-include; deepnet_cuda_library). A thread of a block is a fiber of one
 // thread of the operating system; blocks run one after another.
 //
 // Mistakes end the process with a text that starts with "emulated GPU: kernel NAME":
