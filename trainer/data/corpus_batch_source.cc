@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<CorpusBatchSource>> CorpusBatchSource::Make(
     ASSIGN_OR_RETURN(subwords, SubwordSampler::Make(spec, seed, &corpus->vocabulary()));
   }
   return std::unique_ptr<CorpusBatchSource>(
-      new CorpusBatchSource(*std::move(order), seed, corpus, std::move(subwords)));
+      new CorpusBatchSource(*std::move(order), seed, corpus, subwords));
 }
 
 CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpus* corpus,
@@ -36,7 +36,7 @@ CorpusBatchSource::CorpusBatchSource(DataOrder order, uint64_t seed, const Corpu
       corpus_(corpus),
       seed_(seed),
       masking_{order_.spec().mlm_probability(), corpus->vocabulary().first_tag()},
-      subwords_(std::move(subwords)) {
+      subwords_(subwords) {
   for (const Direction& direction : corpus->directions()) {
     tags_.push_back({order_.spec().tags(), corpus->vocabulary().TagId(direction.source).value(),
                      corpus->vocabulary().TagId(direction.target).value()});
