@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kShownAround = 6;  // actions on either side of the one that is marked
 
-// Actions of one rank around `marked`, between the two marks.
+// Returns the actions of one rank around `marked`, which stands between the two marks.
 std::string RankText(const Schedule& schedule, int rank, const Action& marked, const char* open,
                      const char* close) {
   const std::vector<Action>& actions = schedule.actions[rank];

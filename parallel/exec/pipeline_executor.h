@@ -72,7 +72,7 @@ struct Route {
   friend bool operator==(const Route&, const Route&) = default;
 };
 
-// InvalidArgument if `transfer` is not between two ranks.
+// Returns the way of `transfer`; InvalidArgument if it is not between two ranks.
 absl::StatusOr<Route> RouteOf(const Action& transfer, const Placement& placement);
 
 // Returns two lines that show where rank `rank` and its peer stand in the schedule: actions around

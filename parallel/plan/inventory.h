@@ -197,15 +197,15 @@ struct LayerSpan {
 // still counts in `inventory`.
 Inventory Select(const Inventory& inventory, std::span<const LayerSpan> spans);
 
-// Elements of the gradient of `layer`, that of each use of a tied tensor.
+// Returns the elements of the gradient of `layer`, that of each use of a tied tensor.
 int64_t GradientElements(const Inventory& inventory, const Layer& layer);
-// The product of the sizes.
+// Returns the product of the sizes.
 int64_t ElementsOf(std::span<const int64_t> shape);
 int64_t BytesOf(const BoundaryTensor& tensor);             // its dtype is "float32" or "bfloat16"
 int64_t BytesOf(std::span<const BoundaryTensor> tensors);  // of all
-// The input of `layer` of that name; nullptr: it has none.
+// Returns the input of `layer` of that name; nullptr: it has none.
 const BoundaryTensor* InputNamed(const Layer& layer, std::string_view name);
-// The side input of `layer`, of which there is at most one; nullptr: it has none.
+// Returns the side input of `layer`, which has at most one; nullptr: it has none.
 const BoundaryTensor* SideInput(const Layer& layer);
 
 // The tensors of one microbatch that are sent over the cut before one chunk. Shapes are those of

@@ -41,7 +41,7 @@ struct Speeds {
                      .between_nodes = {.latency_seconds = 2e-5, .bytes_per_second = 1.25e9}};
 };
 
-// `cluster` with the defaults that ClusterSpec states filled in for `compute`. A device_model that
+// Returns `cluster` with ClusterSpec's defaults for `compute` filled in. A device_model that
 // FindDeviceModel refuses counts as the default one: planners have refused it before.
 Speeds MakeSpeeds(const ClusterSpec& cluster, const ComputeSpec& compute);
 
@@ -77,8 +77,8 @@ std::vector<StageExchange> StageExchanges(const Plan& plan, const Inventory& inv
 // Returns the bytes of each chunk's accumulators, [chunk].
 std::vector<int64_t> GradientBytes(const Plan& plan, const Inventory& inventory);
 
-// The order of work of one replica's ranks, without transfers. `plan` is MakePlan's. Replicas
-// differ only in their number of microbatches, if at all (shard.h): the first has as many as any.
+// Returns the order of work of one replica's ranks, without transfers. `plan` is MakePlan's.
+// Replicas differ at most in their number of microbatches (shard.h): the first has as many as any.
 Schedule MakeSchedule(const Plan& plan, int replica = 0);
 
 // The simulated step that plan.step_seconds is from. Arguments as above.

@@ -16,13 +16,13 @@
 
 namespace deepnet {
 
-// The fastest config, by simulation, of those that `parallel` allows (ListConfigs) and that fit.
-// The model is cut into pipeline_parallel_size x virtual_pipeline_size chunks of about equal cost
-// per rank; replicas repeat the pipeline: rank = replica * pipeline_parallel_size + stage. What is
-// left open is decided: degrees, schedule, chunks, and for each rank the cheapest recomputation
-// with which it fits.
+// Returns the plan of the fastest config, by simulation, of those that fit and that `parallel`
+// allows (ListConfigs). The model is cut into pipeline_parallel_size x virtual_pipeline_size chunks
+// of about equal cost per rank; replicas repeat the pipeline: rank = replica *
+// pipeline_parallel_size + stage. What is left open is decided: degrees, schedule, chunks, and for
+// each rank the cheapest recomputation with which it fits.
 //
-// Read: data.global_microbatches, microbatch; optim.virtual_replicas, ema_decay; compute.device,
+// Reads data.global_microbatches, microbatch; optim.virtual_replicas, ema_decay; compute.device,
 // dtype, matmul, isa, cuda_graphs; instruments.every_steps; all of cluster and parallel.
 // cluster.device_memory_gib 0 means unlimited; without nodes and devices_per_node the job has
 // the ranks that `parallel` asks for (1 if nothing). parallel.schedule is a name or a text.
@@ -35,7 +35,7 @@ namespace deepnet {
 absl::StatusOr<Plan> MakePlan(const Inventory& inventory, const PlanSettings& settings,
                               std::string* warning = nullptr);
 
-// The plan that MakePlan's ResourceExhausted is about; nothing for other errors.
+// Returns the plan that MakePlan's ResourceExhausted is about; nullopt for other errors.
 std::optional<Plan> ClosestPlan(const absl::Status& status);
 
 // Returns `cluster` with device_memory_gib, if it is 0, set to the share that each of a host's

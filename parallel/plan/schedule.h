@@ -71,31 +71,31 @@ struct Schedule {
 
 int NumMicrobatches(const Schedule& schedule);  // one past the highest
 
-// Most microbatches, of all chunks of `rank`, between F and the end of B or W at any moment.
+// Returns the most microbatches, of all chunks of `rank`, that are between F and the end of B or W.
 int PeakAlive(const Schedule& schedule, int rank);
 
 // Returns true if `schedule` states its transfers; otherwise they are implied.
 bool HasTransfers(const Schedule& schedule);
 
-// The actions that are done of a schedule for so many chunks.
+// Knows which actions of a schedule, for so many chunks, are done.
 struct ScheduleProgress {
   int num_chunks = 1;
   const Placement* transfers = nullptr;  // data that cross its cuts count once they are received
   absl::flat_hash_set<Action> done = {};
 
-  // The first action that must be done before `action` and is not; nothing if it can be taken. For
-  // a receive: the send, which becomes due together with it.
+  // Returns the first action that must be done before `action` and is not; nullopt if it can be
+  // taken. For a receive: the send, which becomes due together with it.
   std::optional<Action> WaitsFor(const Action& action) const;
 };
 
-// The other end of a transfer: 3SF12 <-> 4RF12, 4SB12 <-> 3RB12.
+// Returns the other end of a transfer: 3SF12 <-> 4RF12, 4SB12 <-> 3RB12.
 Action OtherEnd(const Action& transfer);
 
 std::string ToText(const Action& action);
 std::string ToText(const Schedule& schedule);  // every line ends in '\n'
 
-// Inverse of ToText. Fails with InvalidArgument that names the line and the word. Says nothing of
-// whether the schedule can run: CheckSchedule does.
+// Parses what ToText makes. Fails with InvalidArgument that names the line and the word. Whether
+// the schedule can run, CheckSchedule says.
 absl::StatusOr<Schedule> ParseSchedule(std::string_view text);
 
 }  // namespace deepnet

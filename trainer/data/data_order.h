@@ -23,12 +23,13 @@
 namespace deepnet {
 
 // Fills in every default of `spec`, with max_source_tokens such that both sides fill evenly by the
-// statistics of `index`; for a model of one stack it stays 0. `spec` is valid (launch/validate.h);
-// fails naming what the corpus makes impossible: an unknown direction, NO_TAGS, no pairs at all.
+// statistics of `index`; for a model of one stack it stays 0. `spec` is valid (launch/validate.h):
+// max_target_tokens hold the longest sentence, temperatures are 1 or more. Fails naming what the
+// corpus makes impossible: an unknown direction, NO_TAGS, no pairs at all.
 absl::Status ResolveDataSpec(const PairIndex& index, DataSpec* spec,
                              Architecture architecture = ENCODER_DECODER);
 
-// True if data.directions of `spec` names the direction, or nothing.
+// Returns whether data.directions of `spec` names the direction, or nothing.
 bool IsSelected(const Direction& direction, const DataSpec& spec);
 
 // Returns the names of directions that `spec`, resolved, selects and that give nothing: each of

@@ -23,13 +23,13 @@ bool Has(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   return RunOf(whole, span, kind).count > 0;
 }
 
-// True if the last layer of `kind` is in `span`. The output layer comes after all of them.
+// Returns whether the last layer of `kind` is in `span`. The output layer comes after all of them.
 bool Ends(const Inventory& whole, const LayerSpan& span, LayerKind kind) {
   const LayerRun run = RunOf(whole, span, kind);
   return run.count > 0 && whole.layers[run.position + run.count].kind != kind;
 }
 
-// The highest level of recomputation that uses a Workspace; FULL has buffers of its own.
+// Returns the highest level of recomputation that uses a Workspace; FULL has buffers of its own.
 Recompute HighestLevel(const std::vector<Chunk>& chunks, bool decoder_only) {
   Recompute highest = NONE;
   for (const Chunk& chunk : chunks) {

@@ -170,7 +170,7 @@ class Chunk {
   std::optional<OutputLayer> output_;
 };
 
-// The workspace of `chunks`, not empty, all of one model.
+// Makes the workspace of `chunks`: one at least, all of one model.
 ChunkWorkspace MakeChunkWorkspace(const BuildContext& build, const std::vector<Chunk>& chunks);
 
 }  // namespace deepnet

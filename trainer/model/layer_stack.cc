@@ -299,8 +299,8 @@ void LayerStack::RecomputeSegment(const PassContext& pass, int index, Kept& kept
   }
 }
 
-// The origin of the input of `layer`. The input of a segment's first layer was kept; products want
-// it in operand type.
+// Returns the origin of the input of `layer`. That of a segment's first layer was kept; products
+// want it in operand type.
 Upstream LayerStack::UpstreamOf(const PassContext& pass, int layer, Kept& kept,
                                 SegmentWorkspace& segment) const {
   if (layer % segment_ != 0) return layers_[layer - 1].Output(SavedOf(layer - 1, kept, segment));

@@ -53,7 +53,7 @@ class TransformerLayer {
   }
   void Step(const PassContext& pass, const ResidualStream& stream, Saved& saved,
             const StepCache& self, const StepCache& cross) const;
-  // The origin of the next layer's input.
+  // Returns the origin of the next layer's input.
   Upstream Output(const Saved& saved) const;
 
  private:

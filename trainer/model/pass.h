@@ -31,10 +31,10 @@ struct ResidualStream {
   at::Tensor own_operand_RD() const { return one_tensor() ? at::Tensor() : operand_RD; }
 };
 
-// A stream of zeros, with a tensor of its own for operands only where the types differ.
+// Makes a stream of zeros, with a tensor of its own for operands only where the types differ.
 ResidualStream MakeResidualStream(const Ops& ops, int64_t capacity, int64_t width);
 
-// True if products read the residual type.
+// Returns whether products read the residual type.
 inline bool SameTypes(const Ops& ops) {
   return ops.OperandOptions().dtype() == ops.ResidualOptions().dtype();
 }
@@ -42,10 +42,10 @@ inline bool SameTypes(const Ops& ops) {
 // Returns room for the bits of dropout's decisions on [rows, features].
 at::Tensor MakeMask(const Ops& ops, int64_t rows, int64_t features);
 
-// The first `rows` rows of x.
+// Returns the first `rows` rows of x.
 inline at::Tensor FirstRows(int64_t rows, const at::Tensor& x) { return x.narrow(0, 0, rows); }
 
-// Buffers of a sub-layer at a time, but for layer_input_RD and second_RD; a set a stage and stack.
+// Buffers that a stack's sub-layers on a rank use in turn, but for layer_input_RD and second_RD.
 struct Workspace {
   // `recompute`: the highest level of the layers that use it.
   Workspace(const ModelSpec& spec, const Ops& ops, int64_t capacity, Recompute recompute = NONE);
@@ -125,7 +125,7 @@ void FillOperand(const PassContext& pass, const ResidualStream& stream);
 MicrobatchPass MakePass(Ops& ops, const Microbatch& microbatch, uint64_t seed, int64_t step,
                         bool training);
 
-// Rows of a packed side in host memory; `side` and `pairs` must outlive the result.
+// Returns the rows of a packed side in host memory; `side` and `pairs` must outlive them.
 PackedRows RowsOf(const PackedSide& side, const std::vector<uint32_t>& pairs, int num_sentences);
 
 // The tensors of one microbatch that pass from chunk to chunk: values forward, gradients backward.
@@ -144,7 +144,7 @@ struct BoundarySet {
   friend bool operator==(const BoundarySet&, const BoundarySet&) = default;
 };
 
-// The boundary before layer `position` of the whole chain; empty at both ends of the chain.
+// Returns what crosses the boundary before layer `position` of the chain; nothing at its ends.
 BoundarySet BoundaryBefore(const Inventory& whole, int position);
 
 // One sub-layer while it runs. Tensors hold pass.rows->count real rows and are gone or overwritten

@@ -27,7 +27,7 @@ constexpr int MaxThreadsOf(int chunks) { return chunks == 1 ? 256 : kMaxThreads;
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kNarrowThreads = 128;  // of a block of several rows
 
-// How the rows of a width lie on threads.
+// Says how the rows of a width lie on threads.
 struct RowShape {
   int threads;  // of a row, a power of two
   int chunks;   // of a thread: 1, 2 or 4
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
   }
 }
 
-// Where nothing is normalised.
+// The kernel where nothing is normalised.
 struct SumAlone {
   ForwardKernelArgs k;
   __device__ void operator()(int64_t row, int64_t c, int n) const {

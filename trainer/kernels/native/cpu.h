@@ -19,7 +19,7 @@ struct Cpu {
   Scratch scratch;
 };
 
-// kernel(arguments..., begin, end) for [0, n) in blocks of `size`.
+// Calls kernel(arguments..., begin, end) for [0, n) in blocks of `size`.
 template <typename... Parameters, typename... Arguments>
 void RunBlocks(Cpu& cpu, int64_t n, int64_t size, void (*kernel)(Parameters...),
                const Arguments&... arguments) {

@@ -21,16 +21,16 @@ enum class Isa {
 
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
 
-// True if this host (processor and operating system) runs `isa` and this build contains it.
+// Returns whether this host (processor and operating system) and this build have `isa`.
 bool Supports(Isa isa);
 
-// The last of kAllIsas that is supported.
+// Returns the last of kAllIsas that is supported.
 Isa BestIsa();
 
-// "baseline", "avx2", "avx512", "avx512_bf16".
+// Returns "baseline", "avx2", "avx512" or "avx512_bf16".
 std::string_view IsaName(Isa isa);
 
-// The kernels of `isa`, which must be supported. Lives as long as the process.
+// Returns the kernels of `isa`, which must be supported, for the life of the process.
 const KernelTable& Table(Isa isa);
 
 }  // namespace deepnet::native

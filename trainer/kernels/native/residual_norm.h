@@ -51,7 +51,7 @@ struct ResidualNormArgsOf {
 };
 using ResidualNormArgs = ResidualNormArgsOf<Pointers>;
 
-// D: 1..kMaxNormWidth.
+// Returns D, from 1 to kMaxNormWidth.
 [[gnu::always_inline]] constexpr int64_t WidthOf(const ResidualNormArgs& args) {
   return args.x_RD.data != nullptr ? args.x_RD.cols : args.branch_RD.cols;
 }
