@@ -8,7 +8,7 @@
 
 namespace deepnet {
 
-at::Tensor ResidualBuffers::Claim() {
+at::Tensor RowBuffers::Claim() {
   for (const at::Tensor& buffer : buffers_) {
     if (buffer.use_count() == 1) return buffer;
   }

@@ -18,9 +18,9 @@ namespace deepnet {
 
 // Buffers of one shape that return to the pool when their last handle is dropped. Views do not
 // count as handles. Used by one thread.
-class ResidualBuffers {
+class RowBuffers {
  public:
-  ResidualBuffers(int64_t rows, int64_t width, at::TensorOptions options)
+  RowBuffers(int64_t rows, int64_t width, at::TensorOptions options)
       : rows_(rows), width_(width), options_(options) {}
 
   // Returns a free buffer, [rows, width]. Its contents are left over from an earlier use.
@@ -47,9 +47,9 @@ class BoundaryPool {
   // `messages`: those of the whole chain (MakeStageMessages).
   BoundaryPool(Transformer& model, std::vector<StageMessages> messages);
 
-  ResidualBuffers& source() { return source_; }  // [S, D]; also the encoder output's gradient
-  ResidualBuffers& target() { return target_; }  // [T, D]
-  ResidualBuffers& encoder_output() { return encoder_output_; }  // [S, D], operand type
+  RowBuffers& source() { return source_; }  // [S, D]; also the encoder output's gradient
+  RowBuffers& target() { return target_; }  // [T, D]
+  RowBuffers& encoder_output() { return encoder_output_; }  // [S, D], operand type
 
   void Put(const Place& place, BoundaryActivations flow) { flows_[place] = std::move(flow); }
   // Removes and returns what lies at `place`; an empty BoundaryActivations if nothing does.
@@ -68,7 +68,7 @@ class BoundaryPool {
 
   const Ops& ops_;
   std::vector<StageMessages> messages_;  // with an empty one for the end of the chain
-  ResidualBuffers source_, target_, encoder_output_;
+  RowBuffers source_, target_, encoder_output_;
   std::map<Place, BoundaryActivations> flows_;
 };
 

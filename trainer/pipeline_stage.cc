@@ -255,32 +255,32 @@ absl::Status PipelineStage::RunDeferred(ModelChunk& chunk, int microbatch) {
 }
 
 // Runs a pass. Gradients are handed over as soon as it counts and the inspector has seen them.
-void PipelineStage::Run(const Work& work) {
+void PipelineStage::Run(const ChunkPass& pass) {
   std::vector<int> layers;
-  std::vector<at::Tensor> state = work.inputs;
-  state.push_back(work.chunk.gradient);
+  std::vector<at::Tensor> state = pass.inputs;
+  state.push_back(pass.chunk.gradient);
   model_.ops().session().RunPass(
-      {.kind = {static_cast<int>(work.op), work.chunk.number},
-       .name = absl::StrCat("chunk ", work.chunk.number, ", ", TextOf(work.op)),
-       .microbatch = work.microbatch,
-       .rows = passes_[work.microbatch].rows,
+      {.kind = {static_cast<int>(pass.op), pass.chunk.number},
+       .name = absl::StrCat("chunk ", pass.chunk.number, ", ", TextOf(pass.op)),
+       .microbatch = pass.microbatch,
+       .rows = passes_[pass.microbatch].rows,
        .state = std::move(state),
        .run =
            [&](const MicrobatchRows& rows, bool provisional) {
              layers.clear();
              held_ = provisional || inspector_ != nullptr ? &layers : nullptr;
-             MicrobatchPass pass = passes_[work.microbatch];
-             pass.rows = rows;
-             work.run(pass);
+             MicrobatchPass microbatch = passes_[pass.microbatch];
+             microbatch.rows = rows;
+             pass.run(microbatch);
              held_ = nullptr;
            },
        .outputs =
            [&] {
-             return work.deferred == nullptr ? std::vector<at::Tensor>() : work.deferred->copies();
+             return pass.deferred == nullptr ? std::vector<at::Tensor>() : pass.deferred->copies();
            },
        .watched = inspector_ != nullptr});
-  if (inspector_ != nullptr && work.op != Op::kForward) {
-    inspector_->AfterBackward(*work.chunk.layers);
+  if (inspector_ != nullptr && pass.op != Op::kForward) {
+    inspector_->AfterBackward(*pass.chunk.layers);
   }
   for (const int layer : layers) hand_over_(layer);
 }

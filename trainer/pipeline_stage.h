@@ -111,7 +111,7 @@ class PipelineStage : public Stage {
   };
 
   // A pass of a microbatch through a chunk. It can be run again on the same `inputs`.
-  struct Work {
+  struct ChunkPass {
     Op op;
     ModelChunk& chunk;
     int microbatch;
@@ -121,7 +121,7 @@ class PipelineStage : public Stage {
   };
 
   void MakeChunks(const Transformer& model);
-  void Run(const Work& work);
+  void Run(const ChunkPass& pass);
   ModelChunk& Find(int chunk);
   Slot& Claim(ModelChunk& chunk, int microbatch);
   Slot& Find(ModelChunk& chunk, int microbatch);

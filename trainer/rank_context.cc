@@ -154,7 +154,6 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   context->route = MakePipelineRoute(whole, ChunkEnds(plan), context->placement, context->pp_rank);
   ASSIGN_OR_RETURN(context->schedule,
                    WithTransfers(MakeSchedule(plan, context->dp_rank), context->placement));
-
   context->phases.End("schedule");
 
   const OwnChunks own = ChunksOf(plan, context->pp_rank);

@@ -129,28 +129,28 @@ std::string Context(const std::string& run_folder, int64_t step) {
 // Reading.
 
 // Bytes of a file that are wanted, and where they go.
-struct Piece {
+struct ByteRange {
   int64_t begin;  // bytes in the file
   int64_t end;
   char* destination;
 };
 
-// Reads the blocks that hold parts of `pieces` (ascending, disjoint) and copies those.
-absl::Status ReadPieces(BlockReader& reader, std::span<const Piece> pieces) {
+// Reads the blocks that hold parts of `ranges` (ascending, disjoint) and copies those.
+absl::Status ReadRanges(BlockReader& reader, std::span<const ByteRange> ranges) {
   std::vector<char> contents;
-  for (int64_t block = 0; block < reader.num_blocks() && !pieces.empty(); ++block) {
+  for (int64_t block = 0; block < reader.num_blocks() && !ranges.empty(); ++block) {
     const int64_t begin = reader.Begin(block), end = reader.End(block);
-    if (pieces.front().begin >= end) continue;
+    if (ranges.front().begin >= end) continue;
     contents.resize(static_cast<size_t>(end - begin));
     RETURN_IF_ERROR(reader.Read(block, contents));
-    for (const Piece& piece : pieces) {
-      if (piece.begin >= end) break;
-      const int64_t from = std::max(piece.begin, begin);
-      const int64_t to = std::min(piece.end, end);
-      std::memcpy(piece.destination + (from - piece.begin), contents.data() + (from - begin),
+    for (const ByteRange& range : ranges) {
+      if (range.begin >= end) break;
+      const int64_t from = std::max(range.begin, begin);
+      const int64_t to = std::min(range.end, end);
+      std::memcpy(range.destination + (from - range.begin), contents.data() + (from - begin),
                   static_cast<size_t>(to - from));
     }
-    while (!pieces.empty() && pieces.front().end <= end) pieces = pieces.subspan(1);
+    while (!ranges.empty() && ranges.front().end <= end) ranges = ranges.subspan(1);
   }
   return absl::OkStatus();
 }
@@ -184,8 +184,8 @@ absl::Status CheckWanted(const Manifest& manifest, Wanted wanted) {
 }
 
 // Returns what to read of one file, ascending and disjoint.
-std::vector<Piece> PiecesOf(const ShardFile& file, const Wanted& wanted) {
-  std::vector<Piece> pieces;
+std::vector<ByteRange> RangesOf(const ShardFile& file, const Wanted& wanted) {
+  std::vector<ByteRange> ranges;
   for (const TensorExtent& extent : file.extents()) {
     const int64_t first = extent.first_element();
     const auto [found_begin, found_end] = wanted.equal_range(extent.name());
@@ -195,14 +195,14 @@ std::vector<Piece> PiecesOf(const ShardFile& file, const Wanted& wanted) {
       const int64_t end = std::min(first + extent.num_elements(),
                                    tensor.first_element + static_cast<int64_t>(tensor.data.size()));
       if (begin >= end) continue;
-      pieces.push_back(
+      ranges.push_back(
           {extent.offset() + (begin - first) * kElementBytes,
            extent.offset() + (end - first) * kElementBytes,
            reinterpret_cast<char*>(tensor.data.data() + (begin - tensor.first_element))});
     }
   }
-  std::ranges::sort(pieces, {}, &Piece::begin);
-  return pieces;
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  return ranges;
 }
 
 // Finding.
@@ -294,11 +294,11 @@ absl::Status ReadTensors(FileSystem& fs, const std::string& checkpoint_folder,
   }
   RETURN_IF_ERROR(CheckpointError(CheckWanted(manifest, wanted), context));
   for (const ShardFile& file : manifest.files()) {
-    const std::vector<Piece> pieces = PiecesOf(file, wanted);
-    if (pieces.empty()) continue;
+    const std::vector<ByteRange> ranges = RangesOf(file, wanted);
+    if (ranges.empty()) continue;
     BlockReader reader(fs, checkpoint_folder, file, manifest.block_bytes());
     RETURN_IF_ERROR(CheckpointError(reader.CheckSize(), context));
-    RETURN_IF_ERROR(CheckpointError(ReadPieces(reader, pieces), context));
+    RETURN_IF_ERROR(CheckpointError(ReadRanges(reader, ranges), context));
   }
   return absl::OkStatus();
 }

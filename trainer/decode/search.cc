@@ -325,18 +325,18 @@ absl::StatusOr<SearchOptions> MakeSearchOptions(const DecodeSpec& spec,
                                                 std::span<const int32_t> forbidden) {
   Mistakes mistakes;
   const Fields fields(spec, "decode.", &mistakes);
-  constexpr double kMost = std::numeric_limits<double>::max();
+  constexpr double kMax = std::numeric_limits<double>::max();
   const bool sampling = spec.sampling_temperature() > 0.0;
   fields.AtLeast(1, "beam_size");
   fields.AtMost(kMaxHypotheses, "beam_size");
   fields.Require(std::isfinite(spec.length_penalty()), "length_penalty", "must be finite");
   fields.AtLeast(1, "max_tokens");
-  fields.Within(0, kMost, "max_ratio", "must be 0 or above");
+  fields.Within(0, kMax, "max_ratio", "must be 0 or above");
   fields.AtLeast(1, "nbest");
   fields.AtMost(kMaxHypotheses, "nbest");
   fields.Require(sampling || spec.nbest() <= spec.beam_size(), "nbest",
                  "must not exceed decode.beam_size");
-  fields.Within(0, kMost, "sampling_temperature", "must be 0 or above");
+  fields.Within(0, kMax, "sampling_temperature", "must be 0 or above");
   fields.AtLeast(0, "sampling_top_k", "must be at least 1, or 0: all");
   fields.Within(0, 1, "sampling_top_p", "must be above 0 and at most 1, or 0: all");
   fields.Require(spec.sampling_epsilon() >= 0.0 && spec.sampling_epsilon() < 1.0,

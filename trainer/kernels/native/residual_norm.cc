@@ -10,24 +10,23 @@
 #include "trainer/kernels/native/kernel_table.h"
 
 namespace deepnet::native {
-
 namespace {
 
 constexpr int64_t kBatchNormColumns = 64;
 
 // One number for each column of a block.
-using Columns = std::array<double, kBatchNormColumns>;
+using PerColumn = std::array<double, kBatchNormColumns>;
 
 Matrix View(float* x, int64_t rows, int64_t width) {
   return {x, Element::kFloat32, rows, width, width};
 }
 
-// Columns [begin, end): x [args.rows, width] becomes normalised.
+// Normalises columns [begin, end) of x [args.rows, width].
 void NormalizeColumns(const ResidualNormArgs& args, int64_t begin, int64_t end, float* x,
                       float* rstd) {
   const int64_t rows = args.rows, width = WidthOf(args);
   const double count = static_cast<double>(rows), epsilon = args.epsilon;
-  Columns mean = {}, variance = {};
+  PerColumn mean = {}, variance = {};
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = begin; c < end; ++c) mean[c - begin] += x[r * width + c];
   }
@@ -49,13 +48,13 @@ void NormalizeColumns(const ResidualNormArgs& args, int64_t begin, int64_t end, 
   }
 }
 
-// Columns [begin, end) of the gradient of the sum, and of gain and bias, which are added to.
+// Makes columns [begin, end) of the gradient of the sum; adds to those of gain and bias.
 void BackwardColumns(const ResidualNormGradArgs& args, int64_t begin, int64_t end, float* dsum) {
   const double count = static_cast<double>(args.rows);
   const int64_t width = args.dy_RD.cols;
   const auto* const given = static_cast<const float*>(args.dy_RD.data);
   const float* const xhat = args.state.xhat_RD;
-  Columns gradient = {}, product = {};
+  PerColumn gradient = {}, product = {};
   for (int64_t r = 0; r < args.rows; ++r) {
     for (int64_t c = begin; c < end; ++c) {
       const double dy = given[r * width + c];
@@ -133,6 +132,7 @@ void ResidualNormForward(Cpu& cpu, const ResidualNormArgs& args) {
   DEEPNET_CHECK(width <= kMaxNormWidth) << "width " << width;
   if (args.rows == 0) return;  // arrays of no rows may have no address
   DEEPNET_CHECK(args.x_RD.data != nullptr || args.branch_RD.data != nullptr);
+  DEEPNET_CHECK(args.gain_D != nullptr || args.sum_RD != nullptr) << "nothing is wanted";
   CheckFloats(args.x_RD);
   CheckElements(args.branch_RD, args.y_operand_RD);
   const DropoutStream stream =
