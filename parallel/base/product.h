@@ -1,4 +1,4 @@
-// Matrix products of a model and timed kernels, as plans, traces and benchmarks name them.
+// Matrix products of a model, as plans, traces and benchmarks name them.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,6 @@ struct ProductShape {
   int64_t rows = 0, columns = 0, depth = 0;
 
   friend bool operator==(const ProductShape&, const ProductShape&) = default;
-};
-
-// On a GPU a kernel or a copy; on a CPU an operation, a norm without a gain under another name.
-// Seconds of SecondsNow().
-struct TimedKernel {
-  const char* name;    // a literal
-  double asked = 0.0;  // when the host launched it; on a CPU `start`
-  double start = 0.0, end = 0.0;
-  ProductShape product = {};
 };
 
 }  // namespace deepnet

@@ -22,7 +22,7 @@
 #include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/linear.h"
-#include "trainer/kernels/cuda/product_trials.h"
+#include "trainer/kernels/kernel_times.h"
 #include "trainer/kernels/side_copies.h"
 
 namespace deepnet::cuda {

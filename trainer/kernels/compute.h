@@ -13,7 +13,7 @@
 
 #include "proto/plan.pb.h"
 #include "trainer/kernels/cuda/devices.h"
-#include "trainer/kernels/cuda/product_trials.h"
+#include "trainer/kernels/kernel_times.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {
@@ -75,8 +75,8 @@ double MeasureProductCeiling(const ComputeSpec& compute, int64_t d, double secon
 // Times the ways to do a product. On a CPU: NATIVE, and the libraries behind LibTorch's operations,
 // MKL for float32 and oneDNN; of the latter's float32 the operands are in its own layout. What
 // follows a product in a model is part of NATIVE's alone. On a GPU those of TryProduct
-// (trainer/kernels/cuda/product_trials.h). `compute` is resolved, this device has it, and
-// task.operand is compute.dtype. Throws as MakeCudaOps does.
+// (kernel_times.h). `compute` is resolved, this device has it, and task.operand is compute.dtype.
+// Throws as MakeCudaOps does.
 std::vector<ProductWay> TimeProduct(const ComputeSpec& compute, const ProductTask& task);
 
 }  // namespace deepnet

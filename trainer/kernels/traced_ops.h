@@ -4,14 +4,13 @@
 //   const std::unique_ptr<TracedOps> ops = Traced(*std::move(made));
 //   ops->StartTrace();
 //   chunk.Forward(...);
-//   for (const TimedKernel& kernel : ops->StopTrace()) Print(kernel.name, kernel.end -
-//   kernel.start);
+//   for (const TimedKernel& k : ops->StopTrace()) Print(k.name, k.end - k.start);
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "parallel/base/product.h"
+#include "trainer/kernels/kernel_times.h"
 #include "trainer/kernels/ops.h"
 
 namespace deepnet {

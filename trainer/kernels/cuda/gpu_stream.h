@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "parallel/base/product.h"
+#include "trainer/kernels/kernel_times.h"
 
 namespace deepnet::cuda {
 

@@ -1,5 +1,4 @@
-#include "trainer/kernels/cuda/product_trials.h"
-
+// TryProduct of trainer/kernels/kernel_times.h.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -11,6 +10,7 @@
 #include "trainer/kernels/cuda/gpu_stream.h"
 #include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/linear_algorithms.h"
+#include "trainer/kernels/kernel_times.h"
 
 namespace deepnet::cuda {
 namespace {

@@ -1,5 +1,4 @@
-// Times cuBLASLt's algorithms for a product, with and without what it can do on the way to memory,
-// beside the kernels that do the same afterwards.
+// When kernels ran, and how long the ways to compute a product take.
 #pragma once
 
 #include <string>
@@ -9,6 +8,15 @@
 #include "trainer/kernels/native/matrix.h"
 
 namespace deepnet {
+
+// On a GPU a kernel or a copy; on a CPU an operation, a norm without a gain under another name.
+// Seconds of SecondsNow().
+struct TimedKernel {
+  const char* name;    // a literal
+  double asked = 0.0;  // when the host launched it; on a CPU `start`
+  double start = 0.0, end = 0.0;
+  ProductShape product = {};
+};
 
 // A product of a model, and what each way of computing it takes: what `bench products` measures.
 struct ProductTask {
@@ -31,7 +39,8 @@ struct ProductWay {
   int unequal = 0;        // of the repeats: results with other bits than the first
 };
 
-// Tries the product on the calling thread's current GPU, with operands that are not in its caches:
+// Times cuBLASLt's algorithms for the product, with and without what it can do on the way to
+// memory, on the calling thread's current GPU, with operands that are not in its caches:
 //   first      the heuristic's first algorithm, as products of a run take it
 //   best       the fastest of what the heuristic proposes
 //   split      the fastest where sums may be cut, partial sums being float32 in the workspace
