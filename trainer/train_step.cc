@@ -51,7 +51,7 @@ absl::StatusOr<StepResult> RunTrainStep(const StepBatch& batch, int64_t step, in
     result.loss_scale = context.loss_scale->scale();
     result.gradient_unit = 1.0 / (result.loss_scale * tokens);
   }
-  context.sums->Record(trace);
+  context.sums->TraceTo(trace);
   context.stage->BeginStep(context.dp_size == 1 ? batch : own, step, result.loss_scale);
   ExecutorOptions traced = options.executor;
   traced.trace = &result.trace;

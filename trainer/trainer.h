@@ -12,7 +12,7 @@ namespace deepnet {
 // Trains `run` (defaults filled in, validated) in run.folder() until train.steps,
 // train.max_train_minutes, a request, a time limit, or divergence. A run folder with checkpoints is
 // resumed from the newest good one; a different model, vocabulary or corpus is refused with both
-// values, and so is a folder that another process writes to.
+// values, and so is a folder that another process writes to. TrainOptions: resolve_run.h.
 //
 // A checkpoint that cannot be written is counted and logged, and training goes on; only at the end
 // of the run is it an error, after a second try. Requests are honoured between steps, in a

@@ -76,7 +76,7 @@ class GradientSums {
   ~GradientSums();
 
   // From the next BeginStep on, sums are events of `trace`, which outlives this; null: of none.
-  void Record(RankTrace* trace) { trace_ = trace; }
+  void TraceTo(RankTrace* trace) { trace_ = trace; }
 
   // Clears the accumulators, and whatever a step left that ended with an error.
   void BeginStep();
