@@ -22,9 +22,7 @@ at::Tensor TensorPool::Take(int64_t rows, int64_t columns, const at::TensorOptio
     free_.pop_back();
     return taken;
   }
-  at::Tensor made = at::zeros({rows, columns}, options);
-  bytes_ += static_cast<int64_t>(made.nbytes());
-  return made;
+  return at::zeros({rows, columns}, options);
 }
 
 at::Tensor DeferredWeights::CopyOf(Ops& ops, int64_t rows, const at::Tensor& x_RC) {

@@ -30,11 +30,9 @@ class TensorPool {
   // equal steps use equal memory.
   at::Tensor Take(int64_t rows, int64_t columns, const at::TensorOptions& options);
   void Give(at::Tensor tensor) { free_.push_back(std::move(tensor)); }
-  int64_t bytes() const { return bytes_; }  // of all matrices made so far, the peak of use
 
  private:
   std::vector<at::Tensor> free_;
-  int64_t bytes_ = 0;
 };
 
 class DeferredWeights {
