@@ -13,7 +13,7 @@
 #include "tests/support/model_pass.h"
 #include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 
 namespace deepnet {
 namespace {

@@ -11,9 +11,9 @@
 #include "parallel/base/philox.h"
 #include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/kernels/kernel_sizes.h"
 #include "trainer/kernels/native/adam.h"
 #include "trainer/kernels/native/attention.h"
-#include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet {
 namespace {

@@ -22,7 +22,7 @@
 #include "trainer/kernels/cuda/launch_graphs.h"
 #include "trainer/kernels/cuda/linear.h"
 #include "trainer/kernels/cuda_session.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 #include "trainer/kernels/native_args.h"
 #include "trainer/kernels/traced_ops.h"
 

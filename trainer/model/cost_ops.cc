@@ -12,7 +12,7 @@
 
 #include "parallel/base/check.h"
 #include "trainer/kernels/aten.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 
 namespace deepnet {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 #include "trainer/model/scheme.h"
 
 namespace deepnet {

@@ -9,7 +9,7 @@
 #include "tests/gpu/kernels/device_testing.h"
 #include "tests/gpu/kernels/twin.h"
 #include "trainer/kernels/cuda/kernels.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 
 namespace deepnet::cuda::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 #include "trainer/model/check_model.h"
 #include "trainer/model/scheme.h"
 

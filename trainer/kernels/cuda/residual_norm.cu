@@ -10,8 +10,8 @@
 #include "trainer/kernels/cuda/dropout_bits.h"
 #include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
+#include "trainer/kernels/kernel_sizes.h"
 #include "trainer/kernels/native/check_elements.h"
-#include "trainer/kernels/native/gpu_shapes.h"
 
 namespace deepnet::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #include "trainer/kernels/cuda/elements.h"
 #include "trainer/kernels/cuda/kernels.h"
 #include "trainer/kernels/cuda/row_chunks.h"
-#include "trainer/kernels/native/gpu_shapes.h"
+#include "trainer/kernels/kernel_sizes.h"
 
 namespace deepnet::cuda {
 namespace {
