@@ -49,6 +49,15 @@ class JsonLines(InFolder):
         values = [("a\tb\nc", "x\u2028y"), (None, "x"), ("d", "z")]
         self.write_lines("a.jsonl", [{"translation": {"de": de, "en": en}} for de, en in values])
         self.assertEqual(self.to_tsv("a.jsonl", *COLUMNS), "a b c\tx y\nd\tz\n")
+        self.write_lines("b.jsonl", [{"s": "a", "t": "b", "score": None}, {"s": "c", "t": "d", "score": 0}])
+        self.assertEqual(self.to_tsv("b.jsonl", "--source", "s", "--target", "t", "--score", "score"), "c\td\t0\n")
+
+    def test_a_reader_that_leaves_is_an_error(self):
+        self.write_lines("a.jsonl", ROWS * 20)
+        words = [sys.executable, "-B", ROOT / "launch/corpora/to_tsv.py", "a.jsonl", *COLUMNS]
+        with subprocess.Popen(words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+            left.stdout.close()
+            self.assertEqual((left.stderr.read(), left.wait()), (b"", 4))
 
     def test_errors_name_file_line_and_column(self):
         (self.folder / "a.jsonl").write_text('{"s": "x", "t": "y"}\n{"s": "x"\n', encoding="utf-8")

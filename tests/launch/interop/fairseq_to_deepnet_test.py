@@ -293,6 +293,38 @@ class Meaning(Folder):
             self.assertIn("learned positions, of one number", self.model({"encoder.embed_positions.weight": Matrix(66),
                                                                           **other}).mistakes[0])  # fmt: skip
 
+    def test_matrices_that_are_one_are_kept_once(self):
+        one, two, three = Matrix(9), Matrix(9), Matrix(9)
+        stacks = ["decoder.embed_tokens.weight", "encoder.embed_tokens.weight"]
+        for decoder, output, tied, names in (
+            (None, None, "TIE_ALL", ["shared.weight"]),
+            (one, one, "TIE_ALL", ["shared.weight"]),
+            (two, None, "TIE_DECODER", stacks),
+            (two, two, "TIE_DECODER", stacks),
+            (one, two, "TIE_NONE", [*stacks, "lm_head.weight"]),
+            (two, three, "TIE_NONE", [*stacks, "lm_head.weight"]),
+        ):
+            stored = {stacks[1]: one, stacks[0]: decoder, "decoder.output_projection.weight": output}
+            model = self.model({name: matrix for name, matrix in stored.items() if matrix})
+            self.assertEqual((model.spec["tied_embeddings"], sorted(model.tensors)), (tied, names))
+            self.assertIs(model.tensors.get("lm_head.weight", output), output)
+
+    def test_tensors_of_an_export_get_the_names_and_unused_rows_of_fairseq(self):
+        fake = types.SimpleNamespace(zeros=Matrix, cat=lambda parts: Matrix(sum(p.shape[0] for p in parts)), tensor=list)
+        tables = {f"model.{side}.embed_positions.weight": Matrix(64) for side in ("encoder", "decoder")}
+        shared, fc = Matrix(9), Matrix(4)
+        ours = {"model.shared.weight": shared, "model.encoder.layers.0.fc1.weight": fc}
+        with mock.patch.object(converter, "torch", fake):
+            found = converter.fairseq_tensors({**ours, **tables}, {"deepnorm": False})
+            own = converter.fairseq_tensors({**ours, "lm_head.weight": fc}, {"deepnorm": True})
+        of_shared = {f"{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")}
+        self.assertEqual({name for name, tensor in found.items() if tensor is shared}, of_shared)
+        self.assertEqual({found[name.removeprefix("model.")].shape for name in tables}, {(66, 8)})
+        self.assertEqual(set(found) - of_shared, {name.removeprefix("model.") for name in tables} | {
+            "encoder.layers.0.fc1.weight", "encoder.version", "decoder.version"})  # fmt: skip
+        self.assertEqual({name for name, tensor in own.items() if tensor is fc},
+                         {"encoder.layers.0.ffn.fc1.weight", "decoder.output_projection.weight"})  # fmt: skip
+
     def test_what_no_model_here_has_is_refused_by_name(self):
         others = {
             "subln": True, "layernorm_embedding": True, "moe_freq": 2, "multiway": True, "rel_pos_buckets": 32,
