@@ -127,6 +127,30 @@ TEST(Program, AStatusBecomesItsExitCode) {
   EXPECT_EQ(err.str(), "error: full\n");
 }
 
+// Other programs' output goes through a stream of its own: nothing else may get lost on the way.
+TEST(Program, ACommandGetsItsWholeEnvironment) {
+  const Command command = {
+      .name = "look", .summary = "Look.", .run = [](const CommandLine& line) -> absl::Status {
+        Inventory inventory;
+        line.describe_work({}, {}, {}, inventory);
+        line.out << line.has_cuda() << inventory.layers.size() << line.in.rdbuf();
+        return line.status_of_exception();
+      }};
+  std::istringstream in(" input");
+  std::ostringstream out, err;
+  const Environment environment = {
+      in,
+      out,
+      err,
+      [] { return true; },
+      [] { return WithExitCode(absl::AbortedError("a peer is lost"), ExitCode::kPeerLost); },
+      [](const ModelSpec&, const MicrobatchSpec&, const ComputeSpec&, Inventory& inventory) {
+        inventory.layers.resize(7);
+      }};
+  EXPECT_EQ(RunProgram({command}, {"look"}, environment), 9);
+  EXPECT_EQ(out.str(), "17 input");
+}
+
 TEST(Program, ATerminalGetsNamesOutOfFilesAsText) {
   const Outcome outcome = RunWords({"say"});
   EXPECT_EQ(outcome.out, "a\uFFFD[2J\tb é中\n\n\uFFFD\uFFFD5c\uFFFD");

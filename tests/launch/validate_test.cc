@@ -395,6 +395,7 @@ TEST(Validate, EveryTrainDecodeAndInstrumentsRuleNamesItsField) {
       {{"instruments.every_steps=0", "instruments.model_update=true"},
        "instruments.every_steps: 0: must be at least 1 with instruments.model_update"}};
   for (const Case& c : cases) EXPECT_EQ(TrainError(c.sets), c.line);
+  EXPECT_EQ(TrainError({"decode.sampling_temperature=1", "decode.nbest=6"}), "");  // no beam
 }
 
 TEST(Validate, EveryPrepareRuleNamesItsField) {

@@ -118,6 +118,17 @@ TEST(DescribeCommand, TakesTheVocabularyFromPrepareWhereTheModelGivesNone) {
   EXPECT_THAT(
       with("[{file: 'a' pivot_language: 'en'}, {file: 'b' pivot_language: 'de' languages: 'fr'}]"),
       StartsWith(said + "53, estimated from prepare: 50 pieces and 3 languages\n"));
+  const auto with_text = [](const std::string& more) {
+    return RunDescribe({"--config", kTiny, "--set", "model.vocabulary_size=", "--set",
+                        "prepare.tokenizer.vocab_size=50", "--set",
+                        "prepare.text={source_language: 'en' target_language: 'de' tag: 'bt'}",
+                        "--set", more})
+        .err;
+  };
+  EXPECT_THAT(with_text("prepare.threads=1"),
+              StartsWith(said + "53 from prepare: 50 pieces and 3 languages\n"));
+  EXPECT_THAT(with_text("prepare.tokenizer.model_file=of_others.model"),
+              HasSubstr("model.vocabulary_size: 0: required here"));
   const Outcome nothing = RunDescribe({"--config", "launch/recipes/small_1000l.textproto"});
   EXPECT_EQ(nothing.code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("model.vocabulary_size: 0: required here"));

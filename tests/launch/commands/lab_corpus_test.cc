@@ -2,8 +2,10 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
@@ -25,7 +27,8 @@ TEST(LabCorpus, WordFrequenciesAreThoseOfOneLongListOfPieces) {
   ASSERT_TRUE(PrepareIn(folder, "opus100_folder: \"opus\"", nullptr, "data").ok());
   const std::string data = folder.Path("data");
   const Outcome outcome = RunCommand(
-      MakeLabCorpusCommand(), {"--data", data, "--direction", "de-en", "--test-sentences", "3"});
+      MakeLabCorpusCommand(),
+      {"--data", data, "--direction", "de-en", "--test-sentences", "3", "--dev-sentences", "2"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   google::protobuf::Struct said;
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &said).ok()) << outcome.out;
@@ -52,17 +55,21 @@ TEST(LabCorpus, WordFrequenciesAreThoseOfOneLongListOfPieces) {
   for (const auto& [piece, count] : counts) entropy -= count / all * std::log(count / all);
   EXPECT_NEAR(number("word_frequency_nll"), entropy, 1e-9);
 
-  const auto text = corpus->Sentences("test", "de", "en");
-  ASSERT_TRUE(text.ok());
-  std::vector<int32_t> pieces;
-  for (int i = 0; i < 3; ++i) {
-    for (const int32_t piece : corpus->vocabulary().Encode(text->target[i]))
-      pieces.push_back(piece);
-    pieces.push_back(kEos);
+  for (const auto& [split, sentences] : {std::pair("test", 3), std::pair("dev", 2)}) {
+    const auto text = corpus->Sentences(split, "de", "en");
+    ASSERT_TRUE(text.ok());
+    ASSERT_GT(std::ssize(text->target), sentences);
+    std::vector<int32_t> pieces;
+    for (int i = 0; i < sentences; ++i) {
+      for (const int32_t piece : corpus->vocabulary().Encode(text->target[i]))
+        pieces.push_back(piece);
+      pieces.push_back(kEos);
+    }
+    double nll = 0;
+    for (const int32_t piece : pieces) nll -= std::log(counts[piece] / all);
+    EXPECT_NEAR(number(absl::StrCat("word_frequency_", split, "_nll")),
+                nll / static_cast<double>(pieces.size()), 1e-9);
   }
-  double nll = 0;
-  for (const int32_t piece : pieces) nll -= std::log(counts[piece] / all);
-  EXPECT_NEAR(number("word_frequency_test_nll"), nll / static_cast<double>(pieces.size()), 1e-9);
 }
 
 TEST(LabCorpus, AFolderWithoutACorpusIsAnErrorOfData) {

@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -106,6 +107,28 @@ TEST(PlanCommand, WritesAJobForItsPlan) {
   EXPECT_THAT(cpu, HasSubstr(" --set 'name=it'\\''s' --set parallel.pipeline_parallel_size="));
   EXPECT_THAT(cpu, HasSubstr(" \"$@\"\n"));
 
+  EXPECT_THAT(cpu, HasSubstr(" --set parallel.schedule="));
+
+  // From a root, and with a schedule that the user wrote: the job is to train by that file.
+  const std::string root = ::testing::TempDir();
+  std::ofstream(root + "/rooted.schedule") << "rank 0: 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3\n"
+                                              "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n";
+  std::filesystem::copy_file(kTiny, root + "/rooted.textproto",
+                             std::filesystem::copy_options::overwrite_existing);
+  const std::string path = root + "/rooted.sbatch";
+  const Outcome rooted =
+      RunPlan({"--root", root, "--config", "rooted.textproto", "--sbatch", "rooted.sbatch", "--set",
+               "parallel.pipeline_parallel_size=2", "--set", "parallel.schedule=rooted.schedule"});
+  ASSERT_EQ(rooted.code, 0) << rooted.err;
+  std::stringstream script;
+  script << std::ifstream(path).rdbuf();
+  EXPECT_THAT(script.str(),
+              HasSubstr("\nrun_ranks train --root " + root +
+                        " --config rooted.textproto --set parallel.pipeline_parallel_size=2 --set "
+                        "parallel.schedule=rooted.schedule --set "
+                        "parallel.pipeline_parallel_size=2 --set parallel.data_parallel_size=1 "
+                        "\"$@\"\n"));
+
   std::vector<std::string> slow = words;
   slow.insert(slow.end(), {"--set", "cluster.flops_per_second=10"});
   EXPECT_THAT(Script(slow), ContainsRegex("--time=[0-9]+-"));
@@ -113,6 +136,15 @@ TEST(PlanCommand, WritesAJobForItsPlan) {
   cuda.insert(cuda.end(),
               {"--set", "compute.device=cuda", "--set", "cluster.device_memory_gib=80"});
   EXPECT_THAT(Script(cuda), HasSubstr("\n#SBATCH --gres=gpu:2\n"));
+}
+
+TEST(SbatchScript, RoundsTimeUpToMinutes) {
+  for (const auto& [seconds, text] :
+       {std::pair(90061.0, "1-01:02:00"), std::pair(86340.0, "0-23:59:00")}) {
+    EXPECT_THAT(SbatchScript({.run_seconds = seconds}, Plan(), RunSpec(), {}),
+                HasSubstr(std::string("\n#SBATCH --time=") + text + "\n"));
+  }
+  EXPECT_THAT(SbatchScript({}, Plan(), RunSpec(), {}), Not(HasSubstr("--time=")));
 }
 
 TEST(RequestFor, BesideAGpuARankPinsWeightsAndMoments) {
@@ -162,12 +194,13 @@ TEST(PlanCommand, JsonIsThePlanMessage) {
 }
 
 TEST(PlanCommand, ADeviceThatIsOpenIsTheGpuWhereThereIsOneElseTheCpuAndThatIsSaid) {
-  const auto plan = [](bool (*has_cuda)(), const std::string& device) {
+  const auto plan = [](bool (*has_cuda)(), const std::string& device,
+                       const std::string& set = "seed=1") {
     std::istringstream in;
     std::ostringstream out, err;
     const int code = RunProgram({MakePlanCommand()},
                                 {"plan", "--config", kTiny, "--set", "compute.device=" + device,
-                                 "--set", "cluster.device_memory_gib=4"},
+                                 "--set", "cluster.device_memory_gib=4", "--set", set},
                                 {in, out, err, has_cuda});
     EXPECT_EQ(code, 0) << err.str();
     return std::pair(out.str(), err.str());
@@ -179,6 +212,9 @@ TEST(PlanCommand, ADeviceThatIsOpenIsTheGpuWhereThereIsOneElseTheCpuAndThatIsSai
   EXPECT_EQ(gpu, plan(no, "cuda").first);
   EXPECT_EQ(cpu, plan(yes, "cpu").first);
   EXPECT_NE(gpu, cpu);
+  for (const char* for_cpus : {"compute.isa=BASELINE", "compute.matmul=NATIVE"}) {
+    EXPECT_EQ(plan(yes, "auto", for_cpus), plan(no, "auto", for_cpus)) << for_cpus;
+  }
   EXPECT_THAT(gpu_note, Not(HasSubstr("compute.device")));
   EXPECT_THAT(cpu_note, HasSubstr("no GPU is seen: planning for the CPU"));
 }
@@ -198,7 +234,9 @@ TEST(PlanCommand, SaysWhoseMemoryItTakesWhereNoneIsGiven) {
   };
   const Outcome named = of_model("");
   EXPECT_THAT(named.err, HasSubstr("cluster.device_memory_gib is not set: taking 79.3, of A100\n"));
-  EXPECT_EQ(named.out, of_model("79.3").out);
+  const Outcome given = of_model("79.3");
+  EXPECT_EQ(named.out, given.out);
+  EXPECT_THAT(given.err, Not(HasSubstr("cluster.device_memory_gib")));
 }
 
 TEST(PlanCommand, AThousandLayersThatDoNotFitExitWithSixAndAreShownAllTheSame) {

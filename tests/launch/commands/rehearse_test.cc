@@ -1,6 +1,7 @@
 #include "launch/commands/rehearse.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -80,12 +81,17 @@ TEST(RehearseCommand, JsonHoldsTheFiguresOfEachSchedule) {
 }
 
 TEST(RehearseCommand, RunsAScheduleFromAFileAndWritesItsTrace) {
-  const std::string file = WriteTemporary("by_hand.txt",
-                                          "rank 0: 0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3\n"
-                                          "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n");
-  const std::string trace = ::testing::TempDir() + "/rehearsal.json";
-  const Outcome outcome =
-      RunRehearse({"--schedule", file, "--trace", trace, "--time-scale", "100"});
+  WriteTemporary("by_hand.txt",
+                 "rank 0: 0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3\n"
+                 "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\n");
+  const std::string root = ::testing::TempDir(), trace = root + "/rehearsal.json";
+  std::filesystem::remove(trace);
+  std::filesystem::copy_file(kTiny, root + "/rehearsed.textproto",
+                             std::filesystem::copy_options::overwrite_existing);
+  const Outcome outcome = RunCommand(
+      MakeRehearseCommand(), {"--root", root, "--config", "rehearsed.textproto", "--set",
+                              "parallel.pipeline_parallel_size=2", "--steps", "1", "--schedule",
+                              "by_hand.txt", "--trace", "rehearsal.json", "--time-scale", "100"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   std::stringstream text;
   text << std::ifstream(trace).rdbuf();

@@ -74,6 +74,7 @@ TEST_F(TrainTextTest, TwoFilesAreARunWithACorpusInItsFolder) {
   EXPECT_EQ(run.data().folder(), "runs/en-de/corpus");
   EXPECT_THAT(run.data().directions(), ElementsAre("en-de"));
   EXPECT_EQ(run.prepare().tokenizer().vocab_size(), 2000);
+  folder_.Write("runs/en-de/text.deepnet-unfinished/old", "of a start that was killed");
   const Outcome outcome = Run({"--text", "a.en", "a.de"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto corpus = Corpus::Open(folder_.Path("runs/en-de/corpus"));
@@ -82,6 +83,8 @@ TEST_F(TrainTextTest, TwoFilesAreARunWithACorpusInItsFolder) {
   ASSERT_TRUE(dev.ok()) << dev.status();
   EXPECT_EQ(dev->source.size(), 3u);  // of 60 pairs
   EXPECT_EQ(dev->source[1], testing::UdhrPairs()["de"][30].first);
+  EXPECT_EQ(folder_.FilesBelow("runs/en-de/text").size(), 5u);
+  EXPECT_FALSE(std::filesystem::exists(folder_.Path("runs/en-de/text.deepnet-unfinished")));
 }
 
 TEST_F(TrainTextTest, ASecondStartFindsItsWorkDoneAndOtherTextIsRefused) {
@@ -161,7 +164,8 @@ TEST_F(TrainTextTest, ConfigAndSetChangeAllButTheText) {
   folder_.Write("run.textproto",
                 "# proto-file: proto/run.proto\n# proto-message: deepnet.RunSpec\n"
                 "model { encoder_layers: 3 } data { folder: 'elsewhere' } "
-                "prepare { opus100_folder: 'opus' tokenizer { type: 'bpe' } }");
+                "prepare { opus100_folder: 'opus' languages: 'fr' table { file: 'a.tsv' } "
+                "text { tsv_file: 'b.tsv' } tokenizer { type: 'bpe' } }");
   const RunSpec run = Dumped({"--text", "a.en", "a.de", "--config", folder_.Path("run.textproto"),
                               "--set", "folder=r", "--from", "x", "--set", "data.directions=*-*"});
   EXPECT_EQ(run.model().encoder_layers(), 3);
@@ -169,6 +173,8 @@ TEST_F(TrainTextTest, ConfigAndSetChangeAllButTheText) {
   EXPECT_EQ(run.data().folder(), "r/corpus");
   EXPECT_THAT(run.data().directions(), ElementsAre("*-*"));
   EXPECT_EQ(run.prepare().opus100_folder(), "");
+  EXPECT_EQ(run.prepare().languages_size() + run.prepare().table_size(), 0);
+  EXPECT_EQ(run.prepare().text_size(), 2);
   EXPECT_EQ(run.prepare().tokenizer().type(), "bpe");
   EXPECT_EQ(run.prepare().text(0).source_language(), "x");
   EXPECT_EQ(run.prepare().text(0).source_file(), "r/text/train.x");

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 
@@ -64,7 +65,7 @@ if [ "$wait" = yes ] && [ -f hold ]; then
 fi
 case $folder in
   *post-ln-18*|*post-ln-50*) exit 7 ;;
-  *deepnet-50*) [ -f broken ] && {{ echo "error: broken for a test" >&2; exit 6; }} ;;
+  *deepnet-50*) [ -f broken ] && {{ echo "error: broken for a test" >&2; exit $(cat broken); }} ;;
 esac
 exit 0
 """
@@ -152,7 +153,7 @@ class Run(Folder):
         self.assertEqual(Path("out/runs.csv").read_text(encoding="utf-8").count("\n"), 5)
         self.assertEqual(Path("out/curves.csv").read_text(encoding="utf-8").count("\n"), 9)
         # What is done is not run again and leaves no weights.
-        self.assertEqual(self.ablation()[0], 0)
+        self.assertEqual(self.ablation("--set", "prepare.threads=7")[0], 0)  # which changes nothing of a run
         self.assertEqual((self.calls("train"), len(self.result()["cells"])), (4, 4))
         self.assertFalse(Path("out/cells/deepnet-18-s1/run").exists())
         self.assertTrue(Path("out/cells/deepnet-18-s1/metrics.jsonl").exists())
@@ -174,7 +175,10 @@ class Run(Folder):
         self.assertTrue(Path("out/cells/deepnet-6-s1/run/step-300").exists())
 
     def test_a_failed_run_is_named_and_tried_again(self):
-        Path("broken").write_text("", encoding="utf-8")
+        Path("broken").write_text("139", encoding="utf-8")
+        self.assertEqual(self.ablation()[0], 1)  # a code that is none of the program's
+        self.assertTrue(Path("out/cells/deepnet-50-s1/run/step-300").exists())  # the next try goes on from it
+        Path("broken").write_text("6", encoding="utf-8")
         code, _, err = self.ablation()
         self.assertEqual(code, 6)  # as the run that failed
         self.assertIn("1 of 4 runs failed", err)
@@ -182,7 +186,7 @@ class Run(Folder):
         self.assertIn("1 failed", Path("out/report.html").read_text(encoding="utf-8"))
         Path("broken").unlink()
         self.assertEqual(self.ablation()[0], 0)
-        self.assertEqual(self.calls("train"), 5)
+        self.assertEqual(self.calls("train"), 6)
 
     def test_mistakes_of_cells_are_all_named_before_anything_runs(self):
         code, _, err = self.ablation("--set", "optim.learning_rate=-1")
@@ -197,8 +201,9 @@ class Run(Folder):
         self.assertIn("deepnet prepare --config launch/recipes/quickstart.textproto", err)
 
     def test_commands_are_printed_and_not_run(self):
-        code, out, err = self.run_six("--commands")
+        code, out, err = self.run_six("--commands", "--set", "model.encoder_layers=3")
         self.assertEqual(code, 0, err)
+        self.assertRegex(out, "(?m)^.* model.encoder_layers=6 .* model.encoder_layers=3 ")  # the user's come last, and win
         self.assertIn("train --root . --config ", out)
         self.assertIn("--set folder=out/cells/deepnet-6-s1/run", out)
         self.assertEqual(self.calls("train"), 0)
@@ -399,6 +404,44 @@ class Children(unittest.TestCase):
     def test_output_and_log_are_two_files(self):
         code, files = self.child("echo result; echo words >&2", scoring=True)
         self.assertEqual((code, files), (0, {"evaluation.json": "result\n", "log.txt": "words\n"}))
+
+    def asked(self, answer, function, *arguments):
+        """Calls a function whose questions to the program get this answer. Returns what it returns, and the questions."""
+        words, ask = [], runs.ask
+        runs.ask = lambda question, shape: words.append(question) or (0, answer, "")
+        try:
+            return function(*arguments), words
+        finally:
+            runs.ask = ask
+
+    def test_what_a_run_costs_is_that_of_its_plan(self):
+        stages = [{"memory": {"total": str(100 + i), "weights": "400"}, "flops_per_step": 5.0} for i in range(4)]
+        plan = {"stages": stages, "data_parallel_size": 2, "pipeline_parallel_size": 1, "parameters": "150"}
+        run = {"train": {"steps": 3}, "model": {"vocabulary_size": 9}}
+        for pipeline, parameters in (1, 200), (2, 150):
+            job = runs.Job(E.Cell("a", "deepnet", 6.0, "a.textproto", []), [], run)
+            self.asked({**plan, "pipeline_parallel_size": pipeline}, runs.plan, runs.Setup("deepnet", "out"), [job], 7)
+            self.assertEqual((job.parameters, job.rank_bytes, job.bytes), (parameters, 103, runs.PROGRAM_BYTES + 406))
+            self.assertEqual(job.flops, 3 * 4 * 5.0)
+
+    def test_word_frequencies_are_of_the_sentences_that_runs_are_scored_on(self):
+        run = {"data": {"folder": "c", "directions": ["de-en", "fr-en"]}, "train": {"validate_sentences": 7}}
+        experiment = E.Experiment("fig6", "small", "", "", "", evaluate=["--sentences", "9"])
+        setup = runs.Setup("deepnet", "out", root="r")
+        found, (words,) = self.asked({"pairs": 1}, runs.describe_corpus, experiment, setup, [runs.Job(None, [], run)])
+        self.assertEqual(found, {"folder": "c", "pairs": 1})
+        expected = "deepnet lab corpus --root r --data c --direction de-en --direction fr-en --dev-sentences 7 --test-sentences 9"
+        self.assertEqual(" ".join(words), expected)
+
+    def test_a_run_starts_where_its_memory_fits_beside_the_others(self):
+        for sizes, started in ([5, 5], 2), ([6, 5], 1), ([20, 1], 1), ([3, 3, 3], 2):
+            pool = runs.Pool.__new__(runs.Pool)
+            pool.waiting = [runs.Job(E.Cell("", "", 1.0, "", []), [], bytes=size) for size in sizes]
+            pool.running, pool.stopping = [], False
+            pool.jobs_at_once, pool.bytes = 2, 10
+            pool.begin = lambda job, scoring, commands, pool=pool: pool.running.append(types.SimpleNamespace(job=job))
+            pool.start_all()
+            self.assertEqual(len(pool.running), started, sizes)
 
     def test_as_many_as_cores_and_memory_allow(self):
         setup, jobs = runs.Setup("deepnet", "out"), [runs.Job(None, [], bytes=3) for _ in range(8)]
