@@ -38,14 +38,14 @@ LoggerOptions LogOptions(const CommandLine& line, const Communicator& world) {
   return options;
 }
 
-// Returns the path that --init-from names. Rank 0 makes a run folder of a Hugging Face folder
-// first, beside that of the run; it is kept.
+// Returns the path of --init-from; rank 0 first imports a Hugging Face folder, beside the run's.
 absl::StatusOr<std::string> InitialWeights(const CommandLine& line, const RunSpec& run,
                                            Communicator& world, Logger& log) {
-  const std::string path = line.flags.Text("init-from");
+  if (line.flags.Text("init-from").empty()) return "";
+  const std::string path = ResolvePath(line, line.flags.Text("init-from"));
   const auto fs = MakePosixFileSystem();
-  if (path.empty() || !Exists(*fs, JoinPath(path, "config.json")).value_or(false)) return path;
-  const std::string imported = JoinPath(RootFolder(line), run.folder() + ".imported");
+  if (!Exists(*fs, JoinPath(path, "config.json")).value_or(false)) return path;
+  const std::string imported = ResolvePath(line, run.folder() + ".imported");
   absl::Status status;
   if (world.rank() == 0 && !Exists(*fs, imported).value_or(false)) {
     const auto report = ImportFolder(*fs, path, imported, {.complete = WithDefaults});

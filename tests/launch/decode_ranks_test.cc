@@ -103,6 +103,40 @@ TEST_F(DecodeRanksTest, AnEnsembleOfOneModelTwiceIsThatModel) {
   EXPECT_EQ(Run(1, score + twice + pairs), Run(1, score + pairs));
 }
 
+TEST_F(DecodeRanksTest, AnEnsembleTakesWhatItsShortestModelTakes) {
+  const std::string folder = root_.string();
+  Run(1, absl::StrCat("checkpoint export tests/golden/run-v1/run --output ", folder, "/export"));
+  ASSERT_EQ(RunChild({"sed", "-Ei", "s/(\"max_positions\": ?)[0-9]+/\\116/",
+                      folder + "/export/config.json"})
+                .code,
+            0);
+  Run(1, absl::StrCat("checkpoint import ", folder, "/export --output ", folder, "/short"));
+  Run(1, absl::StrCat("translate", kModel, "--checkpoint ", folder, "/short --beam-size 1 ",
+                      "--from en --to de < ", folder, "/text"));
+  EXPECT_THAT(Read("err"), HasSubstr("lines were cut to model.max_positions (16 tokens)"));
+}
+
+TEST_F(DecodeRanksTest, AModelOrACorpusThatOneRankAloneHasEndsAllWithThree) {
+  const std::string folder = root_.string();
+  Run(1, absl::StrCat("checkpoint average tests/golden/run-v1/run --last 1 --output ", folder,
+                      "/other"));
+  Run(1, absl::StrCat("prepare --tsv ", folder, "/pairs --from en --to de --set data.folder=",
+                      folder, "/corpus --set prepare.tokenizer.vocab_size=150"));
+  const auto expect = [&](const std::string& command, const std::string& of_rank_1,
+                          const std::string& what) {
+    const std::string text = absl::StrCat(" < ", folder, "/text");
+    EXPECT_EQ(Start(2, absl::StrCat(command, kModel, " : -n 1 ", DEEPNET_PROGRAM, " ", command,
+                                    of_rank_1, text)),
+              3)
+        << Read("err");
+    EXPECT_THAT(Read("err"), HasSubstr(what + " is not the same on all ranks: rank 2 "));
+  };
+  expect("translate --from en --to de",
+         absl::StrCat(" --root tests/golden/run-v1 --checkpoint ", folder, "/other"),
+         "--checkpoint");
+  expect("evaluate", absl::StrCat(kModel, "--data ", folder, "/corpus"), "the corpus");
+}
+
 TEST_F(DecodeRanksTest, AnEvaluationIsThatOfOneProcess) {
   const auto evaluate = [&](int ranks) {
     // Beside the scores there is only how long it took.

@@ -96,12 +96,13 @@ class M2mProgramTest : public ::testing::Test {
     }
   }
 
-  // A line of a shell that is in the folder; both outputs of the program are in files there.
-  int Shell(const std::string& arguments, std::string* errors) const {
-    const ChildOutcome outcome =
-        RunChild({"bash", "-c",
-                  absl::StrCat("cd '", root_.string(), "' && ", DEEPNET_PROGRAM, " ", arguments,
-                               " > out 2> err")});
+  // A line of a shell in the folder, or in one below it; both outputs of the program are in files.
+  int Shell(const std::string& arguments, std::string* errors,
+            const std::string& below = ".") const {
+    const ChildOutcome outcome = RunChild(
+        {"bash", "-c",
+         absl::StrCat("cd '", (root_ / below).string(), "' && ", DEEPNET_PROGRAM, " ", arguments,
+                      " > '", (root_ / "out").string(), "' 2> '", (root_ / "err").string(), "'")});
     *errors = Read("err");
     return outcome.code;
   }
@@ -168,7 +169,9 @@ TEST_F(M2mProgramTest, TheSentenceAndTheTagsOfBothLanguagesDecide) {
 TEST_F(M2mProgramTest, TrainsOnFromTheFolderAndWhatComesOutTranslatesAndEvaluates) {
   std::ofstream(root_ / "tuned.textproto") << kTuned;
   std::string log;
-  ASSERT_EQ(Shell("train --config tuned.textproto --root . --init-from m2m", &log), 0) << log;
+  fs::create_directory(root_ / "elsewhere");  // from where --root leads to everything
+  const std::string train = "train --config tuned.textproto --root .. --init-from m2m";
+  ASSERT_EQ(Shell(train, &log, "elsewhere"), 0) << log;
   int known = 0, drawn = 0;
   const size_t at = log.find("weights of ");
   ASSERT_NE(at, log.npos) << log;
@@ -178,6 +181,12 @@ TEST_F(M2mProgramTest, TrainsOnFromTheFolderAndWhatComesOutTranslatesAndEvaluate
       << log;
   EXPECT_GT(known, 4 + 2);  // specials and tags
   EXPECT_TRUE(fs::exists(root_ / "tuned.imported/latest"));
+  EXPECT_EQ(Shell(train, &log, "elsewhere"), 0) << log;  // goes on, where nothing is left to do
+  const std::string other = (root_ / "other").string();
+  EXPECT_EQ(
+      Shell(absl::StrCat(train, " --set train.steps=1 --set folder=", other), &log, "elsewhere"), 0)
+      << log;
+  EXPECT_TRUE(fs::exists(other + ".imported/latest"));
   const std::vector<StepFigures> steps = ReadSteps(root_ / "tuned/metrics.jsonl");
   ASSERT_EQ(steps.size(), 30u);
   EXPECT_LT(std::get<1>(steps.back()), std::get<1>(steps.front()));

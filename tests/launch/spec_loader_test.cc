@@ -285,6 +285,7 @@ TEST_F(SpecLoader, SetChangesEveryKindOfField) {
   EXPECT_EQ(Set("folder=runs/my run").folder(), "runs/my run");
   EXPECT_EQ(Set("folder=\"runs/a\"").folder(), "runs/a");
   EXPECT_EQ(Set("folder=a=b").folder(), "a=b");
+  EXPECT_EQ(Set("folder=a\\n\"b").folder(), "a\\n\"b");  // as it is typed
   EXPECT_THAT(Set("data.directions=de-en, en-de").data().directions(),
               ElementsAre("de-en", "en-de"));
   EXPECT_THAT(Set("data.directions=[\"de-en\"]").data().directions(), ElementsAre("de-en"));

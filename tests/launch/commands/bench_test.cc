@@ -163,7 +163,9 @@ TEST(BenchCommand, AStepHasAsManyMicrobatchesAsAsked) {
 
 TEST(BenchCommand, SettingsOfAGpuAreRefusedOnACpu) {
   for (const std::vector<std::string>& more :
-       {std::vector<std::string>{"--graphs"}, {"--attention", "FLASH"}}) {
+       {std::vector<std::string>{"--graphs"},
+        {"--attention", "FLASH"},
+        {"--graphs", "--device", "cuda", "--library"}}) {  // which is the CPU's
     std::vector<std::string> words = {"step", "--device", "cpu", "--steps", "1"};
     words.insert(words.end(), more.begin(), more.end());
     const Outcome outcome = RunBench(words);

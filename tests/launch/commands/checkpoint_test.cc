@@ -95,9 +95,11 @@ TEST_F(CheckpointCommand, MistakesExitWithTwo) {
 }
 
 TEST_F(CheckpointCommand, TooLittleMemoryExitsWithSix) {
-  const Outcome outcome = RunTool({"verify", Run(), "--memory=1KiB"});
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_THAT(outcome.err, HasSubstr("of memory; allowed are 1.0 KiB"));
+  for (const std::string& path : {Run(), Step("step-00000030")}) {
+    const Outcome outcome = RunTool({"verify", path, "--memory=1KiB"});
+    EXPECT_EQ(outcome.code, 6) << path;
+    EXPECT_THAT(outcome.err, HasSubstr("of memory; allowed are 1.0 KiB"));
+  }
 }
 
 TEST_F(CheckpointCommand, ListShowsStepsMarksAndDamage) {
@@ -137,6 +139,7 @@ TEST_F(CheckpointCommand, InspectPrintsAllThatAManifestSays) {
       R"(corpus_hash: "c0" tokenizer_hash: "70" data { step: 1300 } optimizer_steps: 1230
          skipped_steps: 5 train_seconds: 3725 target_tokens: 2000000 source_tokens: 1900000
          best { metric: "bleu" value: 27.25 step: 1000 } best { metric: "nll" value: 2.5 step: 1200 }
+         best { metric: "chrf" value: 41.5 step: 1234 }
          skips { first_step: 3 count: 1 } skips { first_step: 1100 count: 4 }
          averaged { folder: "a" manifest_crc32c: 255 } averaged { folder: "b" ema: true }
          spikes { step: 7 action: "SKIP" } spikes { step: 9 action: "WARN" })",
@@ -160,7 +163,8 @@ TEST_F(CheckpointCommand, InspectPrintsAllThatAManifestSays) {
           "\n"
           "tokens            1,900,000 source, 2,000,000 target\n"
           "trained           1:02:05\n"
-          "best              bleu 27.25 at step 1000, nll 2.5 at step 1200\n"
+          "best              bleu 27.25 at step 1000, nll 2.5 at step 1200, "
+          "chrf 41.5 at step 1234\n"
           "mean of           a (manifest 000000ff), b (ema; manifest 00000000)\n"
           "inventory         0123456789abcdef\n"
           "corpus            c0\n"
@@ -175,14 +179,15 @@ TEST_F(CheckpointCommand, InspectPrintsAllThatAManifestSays) {
           "tensors-00000-of-00001.bin+0\n"
           "weight/encoder.layers.0.fc1.bias                 3               3  "
           "tensors-00000-of-00001.bin+60\n"));
-  ASSERT_TRUE(SetPointer(*fs_, run, "best-nll", 1234).ok());
-  ASSERT_TRUE(SetPointer(*fs_, run, "latest", 1234).ok());
+  for (const char* mark : {"best-bleu", "best-chrf", "best-nll", "latest"}) {
+    ASSERT_TRUE(SetPointer(*fs_, run, mark, 1234).ok());
+  }
   EXPECT_THAT(RunTool({"list", run}).out,
               ::testing::MatchesRegex(
                   "      step  saved                   size    trained    target tokens  state     "
                   "  marks\n"
                   "      1234  ....-..-.. ..:.. +[0-9]+ B    1:02:05        2,000,000  intact    "
-                  "  best-nll, latest\n"));
+                  "  best-bleu, best-chrf 41.5, best-nll, latest\n"));
 }
 
 TEST_F(CheckpointCommand, DiffNamesEveryKindOfDifference) {
@@ -274,6 +279,25 @@ TEST_F(CheckpointCommand, AverageOfTheLastIsThatOfTheNamedOnes) {
   const Outcome ema = RunTool({"average", Run(), "--ema", "--output", Output() + "3"});
   EXPECT_EQ(ema.code, 5);
   EXPECT_THAT(ema.err, HasSubstr("optim.ema_decay was off in that run"));
+}
+
+// An interrupted save leaves such folders beside the checkpoints.
+TEST_F(CheckpointCommand, AverageAndVerifyPassOverFoldersThatAreNoCheckpointsOfTheirOwn) {
+  for (const int64_t step : {15, 40}) ASSERT_TRUE(SaveSample(*fs_, Run(), step).ok());
+  ASSERT_TRUE(fs_->Rename(Step("step-00000015"), Step("step-00000030.deepnet-replaced")).ok());
+  ASSERT_TRUE(fs_->Rename(Step("step-00000040"), Step("step-00000040.deepnet-unfinished")).ok());
+  EXPECT_EQ(RunTool({"average", Run(), "--last=2", "--output", Output()}).code, 0);
+  const std::string other = JoinPath(folder_, "other");
+  ASSERT_EQ(
+      RunTool({"average", Step("step-00000020"), Step("step-00000030"), "--output", other}).code,
+      0);
+  EXPECT_EQ(RunTool({"diff", Output(), other}).code, 0);
+  EXPECT_EQ(RunTool({"average", Run(), "--last=4", "--output", Output() + "4"}).code, 5);
+  EXPECT_EQ(RunTool({"average", Run(), other, "--last=1", "--output", Output() + "1"}).code, 2);
+  Damage(Step("step-00000040.deepnet-unfinished/tensors-00000-of-00001.bin"), 0);
+  const Outcome verified = RunTool({"verify", Run()});
+  EXPECT_EQ(verified.code, 0) << verified.out;
+  EXPECT_THAT(verified.out, Not(HasSubstr("unfinished")));
 }
 
 TEST_F(CheckpointCommand, PruneSaysWhatItDoes) {

@@ -100,6 +100,7 @@ TEST(LabModelUpdate, LearnsFromACorpusWhereThereIsOne) {
   const double of_corpus = per_token({"--data", kCorpus});
   EXPECT_GT(of_corpus, 0.0);
   EXPECT_EQ(per_token({"--data", kCorpus}), of_corpus);
+  EXPECT_NE(per_token({"--data", kCorpus, "--parameters", "all"}), of_corpus);
   EXPECT_NE(per_token({}), of_corpus);
   const std::string rows =
       absl::StrCat("model.vocabulary_size=", Corpus::Open(kCorpus)->vocabulary().size());

@@ -1,5 +1,6 @@
 
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -338,6 +339,24 @@ TEST(Import, IntoAFolderThatHoldsSomethingOrOfNoModelOrWithoutMemoryIsRefused) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(refusal));
   }
   EXPECT_FALSE(*Exists(fs, "again"));
+}
+
+TEST(Import, SaysWhatItWasDoingWhereAFileCannotBeWritten) {
+  MemoryFileSystem fs;
+  deepnet::testing::SaveModel(fs, SampleModel(DEEPNORM));
+  ASSERT_TRUE(ExportCheckpoint(fs, "run/step-00000007", "hf", {}).ok());
+  std::set<std::string> doing;
+  absl::Status status;
+  for (int64_t stop = 0; stop == 0 || !status.ok(); ++stop) {
+    fs.StopAfter(stop);
+    status = ImportFolder(fs, "hf", absl::StrCat("stopped", stop), {}).status();
+    fs.Crash(deepnet::testing::CrashKind::kKeepAll, /*seed=*/0);
+    const std::string message(status.message());
+    if (status.ok()) break;
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
+    doing.insert(message.substr(0, message.find(": ")));
+  }
+  EXPECT_THAT(doing, ::testing::IsSupersetOf({"writing the tokenizer", "importing"}));
 }
 
 // transformers repeats tied matrices; what we export holds each once.

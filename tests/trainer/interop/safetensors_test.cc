@@ -196,6 +196,10 @@ TEST(Safetensors, TheIndexSaysWhereEachTensorIs) {
   EXPECT_EQ(with("\"a\"", "\"c\""),
             "'f/model.safetensors.index.json': tensor 'c' is not in "
             "'model-00002-of-00002.safetensors'");
+  const std::string swapped =
+      absl::StrReplaceAll(index, {{"00001-of", "00002-of"}, {"00002-of", "00001-of"}});
+  ASSERT_TRUE(ReplaceFile(fs, "f/model.safetensors.index.json", swapped).ok());
+  EXPECT_THAT(Refusal(fs), HasSubstr("' is not in 'model-0000"));
   ASSERT_TRUE(ReplaceFile(fs, "f/model-00002-of-00002.safetensors",
                           *ReadWholeFile(fs, "f/model-00001-of-00002.safetensors", 1000))
                   .ok());
