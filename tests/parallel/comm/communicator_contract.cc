@@ -370,6 +370,9 @@ void MisuseIsRefusedAndHarmsNothing(Communicator& comm) {
       absl::StrCat("AllToAll: ", comm.size() + 1, " buffers in a group of ", comm.size());
   ExpectMisuse(comm.AllToAll(too_many, right).status(), counts);
   ExpectMisuse(comm.AllToAll(right, too_many).status(), counts);
+  std::vector<Buffer> shorter = right;
+  for (Buffer& part : shorter) part.bytes = 3;
+  ExpectMisuse(comm.AllToAll(right, shorter).status(), "has 4 B to send and 3 B to receive");
   EXPECT_TRUE(comm.Barrier(kSoon).ok());
 }
 

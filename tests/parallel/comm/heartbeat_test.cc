@@ -427,6 +427,47 @@ TEST(MonitoredCommunicator, ConnectionsTakeNoLongerThanMessagesMay) {
   EXPECT_THAT(std::string(FirstError(statuses).message()), HasSubstr("in 20ms"));
 }
 
+// Gathers for as long as it may, in groups of this rank alone.
+class LateGroup final : public ForwardingCommunicator {
+ public:
+  LateGroup() : ForwardingCommunicator(std::make_unique<SelfCommunicator>()) {}
+  TransferOr AllGather(Buffer, std::span<const Buffer>) override {
+    return std::make_unique<LateTransfer>();
+  }
+
+ private:
+  class LateTransfer final : public Transfer {
+   public:
+    absl::Status Wait(absl::Duration limit) override {
+      return absl::DeadlineExceededError(absl::StrCat("in ", absl::FormatDuration(limit)));
+    }
+    bool Done() override { return false; }
+  };
+};
+
+class WithLateGroups final : public ForwardingCommunicator {
+ public:
+  WithLateGroups() : ForwardingCommunicator(std::make_unique<SelfCommunicator>()) {}
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int) override {
+    return std::make_unique<LateGroup>();
+  }
+};
+
+TEST(MonitoredCommunicator, AGroupHasTheSameLimitAndIsLateInThePhaseInWhichItsCallBegan) {
+  WithLateGroups world;
+  Heartbeat heartbeat(/*rank=*/7);
+  MonitoredCommunicator comm(world, heartbeat, /*comm_timeout=*/absl::Hours(1));
+  const auto group = comm.Split(0, 0);
+  ASSERT_TRUE(group.ok()) << group.status();
+  heartbeat.Begin("gather");
+  const auto late = (*group)->AllGather({}, std::vector<Buffer>(1));
+  heartbeat.Begin("later");
+  const absl::Status status = Finish(late);
+  EXPECT_EQ(GetExitCode(status), ExitCode::kHang);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 7, gather: nothing has moved for 1h"), HasSubstr("in 1h")));
+}
+
 TEST(MonitoredCommunicator, AWaitWithALimitOfItsOwnKeepsIt) {
   const auto statuses = RunRanks(2, [](Communicator& world) -> absl::Status {
     Heartbeat heartbeat(world.rank());

@@ -1,5 +1,6 @@
 #include "parallel/comm/links.h"
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -197,11 +198,54 @@ TEST(Links, AWayThatIsCutEndsTheJobAndNamesBothRanks) {
     // Rank 2's second call is its first Send, to rank 0.
     FaultCommunicator comm(inner, inner.rank() == 2 ? std::vector<Fault>{{Fault::Kind::kDrop, 1}}
                                                     : std::vector<Fault>{});
-    return CheckReachable(comm, limit);
+    RETURN_IF_ERROR(CheckReachable(comm, limit));
+    return inner.Barrier();
   });
-  EXPECT_EQ(GetExitCode(statuses[0]), ExitCode::kPreflight) << statuses[0];
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
+  }
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 0 (host "), HasSubstr("heard nothing from rank 2 within 2s")));
+}
+
+TEST(Links, APeerThatDoesNotAnswerIsNamed) {
+  const auto statuses = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 1) return comm.Barrier();
+    return ClockOffsets(comm, SecondsNow, absl::Milliseconds(10)).status();
+  });
+  EXPECT_THAT(std::string(statuses[0].message()),
+              HasSubstr("heard nothing from rank 1 within 10ms"));
+  EXPECT_EQ(GetExitCode(statuses[1]), ExitCode::kPreflight) << statuses[1];
+}
+
+// Keeps what it is asked to connect.
+class ConnectingCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit ConnectingCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  absl::Status Connect(const Connections& connections, absl::Duration) override {
+    asked = connections;
+    return absl::OkStatus();
+  }
+  Connections asked;
+};
+
+TEST(Links, NeighboursAndBothRanksOfEachPairAreConnectedWithRoomForTheLargestCheck) {
+  constexpr int64_t kLeast = 6 * 8 * sizeof(float), kLargest = 4096;
+  const auto statuses = RunRanks(6, [&](Communicator& inner) -> absl::Status {
+    ConnectingCommunicator comm(inner);
+    const std::vector<std::pair<int, int>> pairs = {{1, 3}, {4, 1}};
+    const std::vector<std::vector<int>> peers = {{1, 5},    {0, 2, 3, 4}, {1, 3},
+                                                 {1, 2, 4}, {1, 3, 5},    {0, 4}};
+    for (const int64_t largest : {int64_t{0}, kLargest}) {
+      RETURN_IF_ERROR(ConnectLinks(comm, pairs, {.checked_bytes = {largest, 4}}));
+      EXPECT_EQ(comm.asked.to, peers[comm.rank()]) << comm.rank();
+      EXPECT_EQ(comm.asked.from, comm.asked.to);
+      EXPECT_TRUE(comm.asked.all_to_all && comm.asked.all_gather && comm.asked.reduce_scatter);
+      EXPECT_EQ(comm.asked.scratch.bytes, std::max(kLeast, largest));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }
 
 class NeverSent final : public Transfer {

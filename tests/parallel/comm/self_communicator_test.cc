@@ -1,5 +1,8 @@
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,6 +38,40 @@ TEST(SelfCommunicator, HasNobodyToTalkTo) {
   EXPECT_EQ(buffer.bytes, 8);
   EXPECT_THAT(comm.Send(buffer, 0, 3).status().message(), HasSubstr("Send to rank 0 with tag 3"));
   EXPECT_EQ(comm.Receive(buffer, 1, 0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Is late so many times, and then ends.
+class LateTransfer final : public Transfer {
+ public:
+  LateTransfer(int times, absl::Status end, std::vector<absl::Duration>& limits)
+      : times_(times), end_(std::move(end)), limits_(limits) {}
+  absl::Status Wait(absl::Duration limit) override {
+    limits_.push_back(limit);
+    absl::SleepFor(absl::Milliseconds(1));
+    return times_-- > 0 ? absl::DeadlineExceededError("late") : end_;
+  }
+  bool Done() override { return times_ <= 0; }
+
+ private:
+  int times_;
+  const absl::Status end_;
+  std::vector<absl::Duration>& limits_;
+};
+
+TEST(JoinTransfers, HaveOneTimeTogetherAndTheFirstErrorStays) {
+  std::vector<absl::Duration> limits;
+  std::vector<std::unique_ptr<Transfer>> parts;
+  parts.push_back(std::make_unique<LateTransfer>(0, absl::OkStatus(), limits));
+  parts.push_back(std::make_unique<LateTransfer>(1, absl::DataLossError("broken"), limits));
+  parts.push_back(std::make_unique<LateTransfer>(0, absl::OkStatus(), limits));
+  const auto joined = JoinTransfers("all", std::move(parts));
+  EXPECT_FALSE(joined->Done());
+  EXPECT_EQ(joined->Wait(absl::Seconds(9)), absl::DeadlineExceededError("all: late"));
+  EXPECT_LE(limits.at(1), absl::Seconds(9) - absl::Milliseconds(1));
+  EXPECT_TRUE(joined->Done());
+  EXPECT_EQ(joined->Wait(absl::Seconds(9)), absl::DataLossError("all: broken"));
+  EXPECT_EQ(joined->Wait(absl::Seconds(9)), absl::DataLossError("all: broken"));
+  EXPECT_EQ(limits.size(), 3);  // neither the first again nor any behind the error
 }
 
 }  // namespace

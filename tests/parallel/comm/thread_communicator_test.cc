@@ -88,6 +88,54 @@ TEST(ThreadCommunicator, ADroppedTransferGivesTheGroupUp) {
   EXPECT_EQ(FirstError(statuses).code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(statuses[1].message()),
               HasSubstr("rank 0 gave up Receive from rank 1 with tag 5, 8 B"));
+  EXPECT_EQ(GetExitCode(statuses[1]), ExitCode::kInternal);
+}
+
+TEST(ThreadCommunicator, TheFirstEndCounts) {
+  const auto comms = MakeThreadCommunicators(2);
+  comms[0]->Abort(8);
+  comms[1]->Abort(9);
+  const absl::Status status = comms[1]->Barrier();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kHang);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Abort by rank 0"));
+}
+
+TEST(ThreadCommunicator, BothEndsHearThatTheirBytesDifferWhoeverComesFirst) {
+  for (const bool sender_first : {false, true}) {
+    const auto comms = MakeThreadCommunicators(2);
+    std::vector<char> out(4), in(6);
+    Communicator::TransferOr sent, got;
+    for (const bool sends : {sender_first, !sender_first}) {
+      if (sends) sent = comms[0]->Send(Buffer::Of(std::span(out)), 1, 0);
+      if (!sends) got = comms[1]->Receive(Buffer::Of(std::span(in)), 0, 0);
+    }
+    EXPECT_THAT(std::string(Finish(sent).message()), HasSubstr("the peer states 6 B"));
+    EXPECT_THAT(std::string(Finish(got).message()), HasSubstr("the peer states 4 B"));
+  }
+}
+
+// Rank 1 comes to nothing, or to the first half of a large sum alone.
+TEST(ThreadCommunicator, BlockingCollectivesKeepTheirLimits) {
+  constexpr absl::Duration kInVain = absl::Milliseconds(1);
+  constexpr size_t kLarge = 5000;
+  const auto expect_late = [](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  };
+  expect_late(MakeThreadCommunicators(2)[0]->Barrier(kInVain));
+  std::vector<float> values(kLarge), theirs(kLarge), rows(kLarge);
+  for (const size_t count : {size_t{1}, kLarge}) {
+    expect_late(
+        MakeThreadCommunicators(2)[0]->AllReduceSum(std::span(values).first(count), kInVain));
+  }
+  const auto halves = [](std::vector<float>& all) {
+    const std::span<float> both(all);
+    return std::vector<Buffer>{Buffer::Of(both.first(kLarge / 2)),
+                               Buffer::Of(both.last(kLarge / 2))};
+  };
+  const auto comms = MakeThreadCommunicators(2);
+  const auto begun = comms[1]->AllToAll(halves(theirs), halves(rows));
+  expect_late(comms[0]->AllReduceSum(std::span(values), absl::Milliseconds(20)));
+  EXPECT_TRUE(begun.ok() && (*begun)->Wait().ok());
 }
 
 TEST(ThreadCommunicator, MovesHostMemoryOnly) {

@@ -231,6 +231,7 @@ TEST(PipelineExecutor, RecordsEveryActionAndMessageAndSaysWhatItIsAt) {
       const std::string text = ToText(event.action);
       if (event.kind == TraceKind::kWait) {
         EXPECT_EQ(event.peer, 0) << text;
+        EXPECT_FALSE(IsReceive(event.action.op)) << text;  // but the action that needs it
       } else if (event.kind == TraceKind::kCompute) {
         EXPECT_EQ(event.bytes, 0) << text;
         EXPECT_EQ(event.peer, -1) << text;

@@ -132,15 +132,19 @@ TEST(Rehearsal, IsComparedWithMessagesAsTheyAreSent) {
   RehearsalJob job = MakeJob("1f1b", {.num_ranks = 2, .num_microbatches = 1}, 1.0);
   job.stage_messages[1] = {{Tensor(50)}, {Tensor(50)}};
   job.costs[1].forward_bytes = job.costs[1].backward_bytes = 200;
-  job.network.inside_node = {.latency_seconds = 8, .bytes_per_second = 100};
-  const auto statuses = RunRanks(2, [&](Communicator& comm) {
-    RehearsalOptions options{.time_scale = 0.004, .payload_limit_bytes = 100, .steps = 1};
-    ASSIGN_OR_RETURN(const Rehearsal result, RunRehearsal(job, options, comm));
-    EXPECT_DOUBLE_EQ(result.planned.makespan, 6 + 2 * 10);
-    EXPECT_DOUBLE_EQ(result.simulated.makespan, 6 + 2 * 9 / 0.004);
-    return absl::OkStatus();
-  });
-  EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+  for (const int ranks_per_node : {2, 1}) {
+    job.network = {.ranks_per_node = ranks_per_node};
+    (ranks_per_node == 2 ? job.network.inside_node : job.network.between_nodes) = {
+        .latency_seconds = 8, .bytes_per_second = 100};
+    const auto statuses = RunRanks(2, [&](Communicator& comm) {
+      RehearsalOptions options{.time_scale = 0.004, .payload_limit_bytes = 100, .steps = 1};
+      ASSIGN_OR_RETURN(const Rehearsal result, RunRehearsal(job, options, comm));
+      EXPECT_DOUBLE_EQ(result.planned.makespan, 6 + 2 * 10);
+      EXPECT_DOUBLE_EQ(result.simulated.makespan, 6 + 2 * 9 / 0.004);
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(FirstError(statuses), absl::OkStatus());
+  }
 }
 
 TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
@@ -183,6 +187,7 @@ TEST(Rehearsal, AStepIsThePipelineAndWhatFollowsIt) {
     EXPECT_DOUBLE_EQ(result.simulated.makespan, 9.0);
     EXPECT_DOUBLE_EQ(result.simulated_step, 9.0 + 2.0 + 2.0);
     EXPECT_GE(result.makespan, 0.99 * result.simulated.makespan);
+    EXPECT_DOUBLE_EQ(result.bubble, 1.0 - 2 * 6.0 / (2 * result.makespan));  // of a replica
     EXPECT_GE(result.step, 0.99 * result.simulated_step);
     EXPECT_LE(result.step, kMaxLateness * result.simulated_step);
     EXPECT_GE(result.mean_lateness, 0.0);
@@ -322,6 +327,11 @@ TEST(RehearsedExchange, SendsWhatTheTrainerSendsOrWhatThePayloadAllows) {
   }
   for (const Sent& sent : SendStep(job, 64, 0.0)) {
     EXPECT_EQ(sent.bytes, 64 + 64 + 60 + 3 * kNormBytes);
+  }
+  ExchangeJob uneven = job;  // both stages send the mean of what they use
+  uneven.stages[1].foreign_bytes = 40;
+  for (const Sent& sent : SendStep(uneven, kNoLimit, 0.0)) {
+    EXPECT_EQ(sent.bytes, 200 + 150 + 40 + 3 * kNormBytes);
   }
 }
 

@@ -93,6 +93,29 @@ TEST(DeviceModel, SharesAnUpdateBetweenReplicasButForWhatEachHasWhole) {
   EXPECT_DOUBLE_EQ(update(FLOAT32, 4), 0.01 + 0.005);
 }
 
+// 1 s and 100 B/s among the four ranks of a node, 10 s and 10 B/s among more.
+TEST(StageExchange, IsAMessageToEachOtherReplicaOverTheLinkThatAllRanksHave) {
+  ClusterSpec cluster;
+  cluster.set_devices_per_node(4);
+  cluster.mutable_inside_node()->set_latency_seconds(1);
+  cluster.mutable_inside_node()->set_bytes_per_second(100);
+  cluster.mutable_between_nodes()->set_latency_seconds(10);
+  cluster.mutable_between_nodes()->set_bytes_per_second(10);
+  MemoryEstimate memory;
+  memory.set_gradients(800);
+  memory.set_weights(400);
+  const auto expect = [&](int stages, int replicas, double reduce, double gather, double tied) {
+    const StageExchange exchange = MakeStageExchange(memory, /*foreign_bytes=*/80, stages, replicas,
+                                                     MakeSpeeds(cluster, ComputeSpec()));
+    EXPECT_DOUBLE_EQ(exchange.reduce_seconds, reduce) << stages << " x " << replicas;
+    EXPECT_DOUBLE_EQ(exchange.gather_seconds, gather) << stages << " x " << replicas;
+    EXPECT_DOUBLE_EQ(exchange.tied_seconds, tied) << stages << " x " << replicas;
+  };
+  expect(2, 2, 1 + 400 / 100.0, 1 + 200 / 100.0, 1 + 40 / 100.0);
+  expect(2, 4, 3 * 10 + 600 / 10.0, 3 * 10 + 300 / 10.0, 1 + 20 / 100.0);
+  expect(8, 1, 0, 0, 10 + 80 / 10.0);
+}
+
 TEST(DeviceModel, GivesSpeedsWhereTheClusterDoesNot) {
   ClusterSpec cluster;
   cluster.set_device_model(kOwn);
@@ -108,8 +131,15 @@ TEST(DeviceModel, GivesSpeedsWhereTheClusterDoesNot) {
   speeds = MakeSpeeds(cluster, OnGpu(BFLOAT16));
   EXPECT_EQ(speeds.network.inside_node.bytes_per_second, 7e9);
   EXPECT_EQ(speeds.optimizer_params_per_second, 3e9);
-  const Speeds of_cpu = MakeSpeeds(cluster, ComputeSpec());
-  EXPECT_FALSE(of_cpu.device.has_value());
+  EXPECT_FALSE(speeds.states_flops || speeds.graphs);
+  ComputeSpec compute = OnGpu(BFLOAT16);
+  compute.set_cuda_graphs(true);
+  EXPECT_TRUE(MakeSpeeds(cluster, compute).graphs);
+  cluster.set_flops_per_second(1);
+  EXPECT_TRUE(MakeSpeeds(cluster, compute).states_flops);
+  compute.set_device("cpu");
+  const Speeds of_cpu = MakeSpeeds(cluster, compute);
+  EXPECT_FALSE(of_cpu.device.has_value() || of_cpu.graphs);
   EXPECT_EQ(of_cpu.network.between_nodes.bytes_per_second, 1.25e9);
 }
 

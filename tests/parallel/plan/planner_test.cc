@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/units.h"
 #include "parallel/plan/check_schedule.h"
+#include "parallel/plan/memory.h"
 #include "parallel/plan/partition.h"
 #include "parallel/plan/plan_accessors.h"
 #include "parallel/plan/planner_text.h"
@@ -120,6 +123,8 @@ TEST(Planner, KeepsInOnePieceWhatCannotBeCut) {
       Message(PlanFor(inventory, cut)),
       "parallel.pipeline_parallel_size: 2: must be 1 with model.residual: DLCL: a layer reads "
       "all before it");
+  EXPECT_THAT(Message(PlanFor(inventory, {.virtual_pipeline_size = 3})),
+              HasSubstr("parallel.virtual_pipeline_size: 3: must be 1 with model.residual"));
 }
 
 TEST(Planner, PutsEverythingOnOneRankByDefault) {
@@ -135,6 +140,7 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   EXPECT_EQ(GoodPlan(Toy(3), {.replicas = 2}).stages(1).flops_per_step(), 4 * flops);
   EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000 + plan.update_seconds());
   EXPECT_EQ(plan.bubble(), 0);
+  EXPECT_EQ(GoodPlan(Toy(3), {.schedule = "trivial"}).schedule(), "single_stage");  // as in 0.1
 }
 
 // One tied table of 10 rows and six matrices of 16, of width 8.
@@ -215,6 +221,8 @@ TEST(Planner, SlotsAreWhatTheScheduleKeepsInFlight) {
   EXPECT_EQ(plan.chunks(1).slots(), 2);
   EXPECT_EQ(plan.chunks(2).slots(), 1);
   EXPECT_EQ(plan.stages(0).memory().activations(), 2 * plan.chunks(0).kept_bytes());
+  EXPECT_EQ(plan.stages(0).peak_alive(), 2);
+  EXPECT_EQ(plan.stages(2).peak_alive(), 1);
 }
 
 // The twin: every layout asked for by name, one by one.
@@ -275,6 +283,13 @@ TEST(Planner, EachRankRecomputesAsLittleAsLetsItFit) {
     const Plan plan = GoodPlan(inventory, {.bytes = bytes(level), .stages = 4, .schedule = "1f1b"});
     EXPECT_EQ(plan.chunks(0).recompute(), level);  // the rank with most in flight
     EXPECT_EQ(plan.chunks(3).recompute(), NONE);   // the one with least
+    for (int c = 0; c < 3; ++c) {                  // each recomputes in its own passes back
+      const ChunkPlan& chunk = plan.chunks(c);
+      EXPECT_EQ(chunk.backward_weight_seconds(), chunk.forward_seconds()) << c;
+      EXPECT_EQ(chunk.backward_input_seconds() == chunk.forward_seconds(),
+                chunk.recompute() == NONE)
+          << c;
+    }
   }
   // Where FULL everywhere just fits, other cuts and less of it do too, and are no slower.
   const Plan all = GoodPlan(inventory, {.stages = 4, .schedule = "1f1b", .recompute = FULL});
@@ -300,6 +315,7 @@ TEST(Planner, TakesTheRecomputationItIsGiven) {
   EXPECT_EQ(plan.chunks(0).recompute_segment(), 3);
   const Plan none = GoodPlan(Toy(4), {});
   EXPECT_GT(plan.step_seconds(), 1.2 * none.step_seconds());
+  EXPECT_LT(plan.chunks(0).kept_bytes(), none.chunks(0).kept_bytes());
 }
 
 TEST(Planner, AHeldUpScheduleIsWorthItsBubble) {
@@ -325,6 +341,59 @@ TEST(Planner, SimulatesWhatItPromises) {
   EXPECT_NEAR(simulation.makespan + plan.gradient_exchange_seconds() + plan.update_seconds(),
               plan.step_seconds(), 1e-9 * plan.step_seconds());
   EXPECT_EQ(simulation.bubble, plan.bubble());
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(simulation.busy[rank], plan.stages(rank).busy_seconds());
+  }
+}
+
+TEST(Planner, TakesTheChunksThatAreAskedForWithASchedule) {
+  for (const int chunks : {2, 3}) {
+    const Plan plan = GoodPlan(Toy(12), {.stages = 2, .virtual_pipeline_size = chunks});
+    EXPECT_EQ(plan.virtual_pipeline_size(), chunks);
+  }
+}
+
+// Links are so slow that a replica's gradients are not hidden behind one microbatch.
+TEST(Planner, AStepEndsWithTheExchangesOfTheSlowestRankThatNothingHides) {
+  const Inventory inventory = Toy(4);
+  const Asked asked{
+      .stages = 2, .replicas = 2, .schedule = "interleaved", .virtual_pipeline_size = 2};
+  ClusterSpec cluster = ClusterOf(asked);
+  cluster.mutable_inside_node()->set_bytes_per_second(10);
+  DataSpec data;
+  data.set_global_microbatches(8);
+  const auto plan = MakePlan(inventory, {data, {}, {}, cluster, ParallelOf(asked)});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const std::vector<StageExchange> exchanges = StageExchanges(*plan, inventory, cluster, {});
+  const std::vector<int64_t> gradients = GradientBytes(*plan, inventory);
+  const std::vector<ChunkCost> costs = ChunkCosts(*plan);
+  double exposed = 0;
+  for (const int rank : {0, 1}) {
+    const StageExchange& own = exchanges.at(rank);
+    EXPECT_EQ(own.gradient_bytes, gradients.at(rank) + gradients.at(rank + 2));
+    EXPECT_EQ(own.gradient_bytes, plan->stages(rank).memory().gradients());
+    int uses = 0;  // of the tied table
+    for (const int layer : {0, 5, 10}) {
+      for (const int chunk : {rank, rank + 2}) {
+        uses +=
+            plan->chunks(chunk).first_layer() <= layer && layer < plan->chunks(chunk).end_layer();
+      }
+    }
+    EXPECT_EQ(own.foreign_bytes, (3 - uses) * 4 * 80);
+    const double hidden = costs[rank].backward_input + costs[rank].backward_weight +
+                          costs[rank + 2].backward_input + costs[rank + 2].backward_weight;
+    EXPECT_GT(own.reduce_seconds, hidden);
+    exposed =
+        std::max(exposed, own.reduce_seconds - hidden + own.gather_seconds + own.tied_seconds);
+    for (const int chunk : {rank, rank + 2}) {
+      EXPECT_EQ(costs[chunk].forward_bytes, plan->chunks(chunk).forward_bytes());
+      EXPECT_EQ(costs[chunk].backward_bytes, plan->chunks(chunk).backward_bytes());
+    }
+  }
+  EXPECT_NE(plan->chunks(3).forward_bytes(), plan->chunks(3).backward_bytes());
+  EXPECT_DOUBLE_EQ(plan->gradient_exchange_seconds(), exposed);
+  EXPECT_DOUBLE_EQ(plan->step_seconds(),
+                   SimulatePlan(*plan, cluster, {}).makespan + exposed + plan->update_seconds());
 }
 
 TEST(Planner, AThousandLayersOn512RanksTakeLessThanTwoSeconds) {
@@ -516,6 +585,35 @@ TEST(Planner, AdvisesTheLeastChangeOnTheRanksThatThereAre) {
                           .stages = 1});
   EXPECT_THAT(Message(degrees), HasSubstr("with pipeline_parallel_size 1"));
   EXPECT_THAT(Message(degrees), HasSubstr("what fits on 4 ranks: pipeline_parallel_size"));
+  const auto without_cluster =  // whose ranks are those that are asked for
+      PlanFor(
+          inventory,
+          {.bytes = 0.7 * static_cast<double>(MostBytes(replicated)), .stages = 1, .replicas = 4});
+  EXPECT_THAT(Message(without_cluster), HasSubstr("what fits on 4 ranks: pipeline_parallel_size"));
+}
+
+// Each of these needs more than the least that 1F1B does.
+TEST(Planner, AdvisesAnotherScheduleWhereThatOfTheUserDoesNotFit) {
+  Inventory inventory = Toy(20);
+  for (Layer& layer : inventory.layers) {
+    for (ActivationBytes& kept : layer.kept) kept.bytes += 10'000;
+  }
+  Asked plain{.microbatches = 16, .bytes = 1, .stages = 2, .schedule = "1f1b"};
+  const auto least = ClosestPlan(PlanFor(inventory, plain).status());
+  ASSERT_TRUE(least.has_value());
+  plain.bytes = 1.02 * static_cast<double>(MostBytes(*least));
+  Asked written = plain, chunks = plain, placed = plain;
+  written.schedule = ToText(*MakeNamedSchedule("gpipe", {.num_ranks = 2, .num_microbatches = 16}));
+  chunks.schedule = "interleaved";
+  chunks.virtual_pipeline_size = 8;
+  placed.schedule = "zb-v";
+  placed.placement = V;
+  for (const Asked& other : {written, chunks, placed}) {
+    const auto plan = PlanFor(inventory, other);
+    EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit) << other.schedule;
+    EXPECT_THAT(Message(plan), HasSubstr("what fits on 2 ranks: pipeline_parallel_size 2, "
+                                         "data_parallel_size 1, schedule "));
+  }
 }
 
 TEST(Planner, AdvisesSmallerMicrobatchesWhereRanksDoNotHelp) {
@@ -534,6 +632,28 @@ TEST(Planner, SaysWhenNothingFits) {
   const auto plan = PlanFor(Toy(2), {.devices_per_node = 1, .bytes = 1});
   EXPECT_EQ(GetExitCode(plan.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(Message(plan), HasSubstr("nothing fits on up to"));
+  const auto message = [](const Inventory& inventory, const Asked& asked) {
+    return Message(PlanFor(inventory, asked));
+  };
+  EXPECT_THAT(message(Toy(2), {.devices_per_node = 2, .bytes = 1}),
+              HasSubstr("with pipeline_parallel_size 2, data_parallel_size 1"));  // the closest
+  Inventory uneven = Toy(2);
+  uneven.layers.back().constant_bytes = 1 << 20;
+  EXPECT_THAT(message(uneven, {.bytes = 1, .stages = 2, .schedule = "1f1b"}),
+              AllOf(HasSubstr(" rank 1 ("), HasSubstr(".. output layer 0) needs")));  // the fullest
+  const auto replicas =
+      ClosestPlan(PlanFor(Toy(2), {.bytes = 1, .stages = 1, .replicas = 2}).status());
+  ASSERT_TRUE(replicas.has_value());
+  EXPECT_EQ(replicas->stages_size(), 2);
+}
+
+TEST(WithMemoryShare, IsOfEachRankOfTheHostUnlessItIsGiven) {
+  ClusterSpec cluster;
+  EXPECT_EQ(WithMemoryShare(cluster, int64_t{64} << 30).device_memory_gib(), 64);
+  cluster.set_devices_per_node(4);
+  EXPECT_EQ(WithMemoryShare(cluster, int64_t{64} << 30).device_memory_gib(), 16);
+  cluster.set_device_memory_gib(3);
+  EXPECT_EQ(WithMemoryShare(cluster, int64_t{64} << 30).device_memory_gib(), 3);
 }
 
 TEST(Planner, CountsTheSentencesOfAStepWhereTheyLieInTheSameMemory) {
@@ -563,6 +683,46 @@ TEST(Planner, CountsPartialSumsOfVirtualReplicas) {
   EXPECT_EQ(four.stages(0).memory().partial_sums(), 2 * four.stages(0).memory().gradients());
 }
 
+// Two stages of two replicas: four of eight microbatches on each rank.
+TEST(Planner, CountsWhatTheSettingsOfTheRunAskFor) {
+  Inventory inventory = Toy(2);
+  inventory.batch_bytes = 1000;
+  DataSpec data;
+  data.set_global_microbatches(8);
+  OptimSpec optim;
+  ComputeSpec compute;
+  ParallelSpec parallel = ParallelOf({.stages = 2, .replicas = 2, .schedule = "1f1b"});
+  InstrumentsSpec instruments;
+  const auto memory = [&] {
+    const auto plan = MakePlan(inventory, {data, optim, compute, {}, parallel, instruments});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? plan->stages(0).memory() : MemoryEstimate();
+  };
+  const MemoryEstimate plain = memory();
+  EXPECT_EQ(plain.moments(), plain.weights());  // twice as many numbers, on two replicas
+  EXPECT_EQ(plain.snapshot(), 12 * plain.weights() / 4 / 2);
+  EXPECT_EQ(plain.partial_sums(), 2 * plain.gradients());
+  EXPECT_EQ(plain.instruments(), 0);
+  parallel.set_gradient_sum(FAST);
+  EXPECT_EQ(memory().partial_sums(), 0);
+  instruments.set_every_steps(1);
+  EXPECT_EQ(memory().instruments(), plain.weights() / 2);
+  optim.set_ema_decay(0.9);
+  EXPECT_EQ(2 * memory().moments(), 3 * plain.moments());
+  parallel.set_blocking_saves(true);
+  EXPECT_EQ(memory().snapshot(), 0);
+  parallel.set_blocking_saves(false);
+  compute.set_device("cuda");
+  const MemoryEstimate gpu = memory();
+  EXPECT_EQ(gpu.snapshot(), 0);
+  EXPECT_EQ(gpu.gpu().messages(), 4 * kLaneBytes + kReplicasBytes);
+  inventory.batch_bytes = 0;
+  EXPECT_EQ(gpu.gpu().uploads(), memory().gpu().uploads() + 4 * 1000);
+  parallel.set_pipeline_parallel_size(1);
+  parallel.clear_schedule();
+  EXPECT_EQ(memory().gpu().messages(), kReplicasBytes);
+}
+
 // --- texts ---------------------------------------------------------------------------------------
 
 TEST(PlannerText, HasOneRowARankAndOneAChunk) {
@@ -583,6 +743,71 @@ TEST(PlannerText, HasOneRowARankAndOneAChunk) {
   EXPECT_EQ(rows(MemoryText(plan)), 2 + 2);
 }
 
+// Single spaces between words.
+std::string Words(const std::string& text) {
+  return absl::StrJoin(absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty()), " ");
+}
+
+TEST(PlannerText, HasEachFigureInItsColumn) {
+  constexpr int64_t kGiB = int64_t{1} << 30, kMiB = int64_t{1} << 20;
+  Plan plan;
+  plan.set_pipeline_parallel_size(1);
+  plan.set_data_parallel_size(1);
+  StagePlan& stage = *plan.add_stages();
+  stage.set_flops_per_step(21e12);
+  stage.set_busy_seconds(22);
+  stage.set_peak_alive(23);
+  MemoryEstimate& memory = *stage.mutable_memory();
+  memory.set_weights(1 * kGiB);
+  memory.set_working_copies(2 * kGiB);
+  memory.set_gradients(3 * kGiB);
+  memory.set_partial_sums(4 * kGiB);
+  memory.set_moments(5 * kGiB);
+  memory.set_activations(6 * kGiB);
+  memory.set_boundary(7 * kGiB);
+  memory.set_recompute(8 * kGiB);
+  memory.set_workspace(9 * kGiB);
+  memory.set_logits(10 * kGiB);
+  memory.set_communication(11 * kGiB);
+  memory.set_snapshot(12 * kGiB);
+  memory.set_instruments(13 * kGiB);
+  memory.set_total(91 * kGiB);
+  GpuMemory& gpu = *memory.mutable_gpu();
+  gpu.set_context(14 * kGiB);
+  gpu.set_messages(15 * kGiB);
+  gpu.set_products(16 * kGiB);
+  gpu.set_uploads(17 * kGiB);
+  gpu.set_graphs(18 * kGiB);
+  gpu.set_fragmentation(19 * kGiB);
+  ChunkPlan& chunk = *plan.add_chunks();
+  chunk.set_end_layer(2);
+  chunk.set_recompute(FULL);
+  chunk.set_recompute_segment(2);
+  chunk.set_forward_seconds(0.001);
+  chunk.set_backward_input_seconds(0.002);
+  chunk.set_backward_weight_seconds(0.003);
+  chunk.set_kept_bytes(4 * kMiB);
+  chunk.set_slots(5);
+  chunk.set_forward_bytes(6 * kMiB);
+  chunk.set_backward_bytes(7 * kMiB);
+  const Inventory inventory = Toy(1);
+  EXPECT_THAT(Words(PlanText(plan, inventory)),
+              HasSubstr(" from .. to 0 2 21 22 FULL/2 23 | 15.000 6.000 70.000 91.000 source "
+                        "embedding 0 .. encoder layer 0"));
+  EXPECT_THAT(Words(ChunksText(plan, inventory)),
+              HasSubstr(" from .. to 0 0 2 FULL/2 | 1.000 2.000 3.000 | 4.00 5 6.00 7.00 source "
+                        "embedding 0 .. encoder layer 0"));
+  const std::string text = Words(MemoryText(plan));
+  EXPECT_THAT(text, HasSubstr("weights packed grads partial moments activ. boundary recomp. work "
+                              "logits comm. saved instr. total 0 1.000 2.000 3.000 4.000 5.000 "
+                              "6.000 7.000 8.000 9.000 10.000 11.000 12.000 13.000 91.000"));
+  EXPECT_THAT(text, HasSubstr("context NCCL products uploads graphs fragm. 0 14.000 15.000 16.000 "
+                              "17.000 18.000 19.000"));
+  EXPECT_EQ(GpuMemoryText(memory),
+            "14.00 GiB for CUDA's context, 15.00 for NCCL, 16.00 for products, 17.00 for uploads, "
+            "19.00 lost between blocks");
+}
+
 TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   DataSpec data;
   data.set_global_microbatches(16);
@@ -592,6 +817,11 @@ TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, AllOf(HasSubstr("halves by count, 1f1b"), HasSubstr("interleaved, v=8"),
                            HasSubstr("zb-v")));
+  const auto seconds = [&](const std::string& name) {
+    return std::stod(text->substr(text->find("\n" + name + "  ") + name.size() + 2));
+  };
+  EXPECT_GT(seconds("halves by count, 1f1b"), seconds("1f1b"));
+  EXPECT_GT(seconds("1f1b"), seconds("zb-v, v=2"));
   const std::string reference =
       text->substr(text->find("\n1f1b "));  // its activations are the unit
   EXPECT_THAT(reference.substr(0, reference.find('\n', 1)), HasSubstr(" 1.00 "));

@@ -131,6 +131,50 @@ TEST(Roofline, APredictionNamesWhatTheSlowestRankSpendsMostOn) {
   EXPECT_THAT(PredictionText(prediction), HasSubstr("44 launches on rank 0 (0 with"));
 }
 
+// Two replicas of two stages with a layer each; every replica has two of four microbatches.
+TEST(Roofline, APredictionIsOfOneReplicaAndOfTheOperationsOfAll) {
+  Inventory inventory;
+  inventory.layers = {{.name = "a", .work = 0}, {.name = "b", .work = 1}};
+  inventory.work.resize(2);
+  inventory.work[0].forward = {{.name = "other rank's", .bytes = 1e9}};
+  inventory.work[1].forward = {{.name = "slow", .bytes = 1e6}};                          // 2 ms
+  inventory.work[1].backward_input = {{.name = "slow", .flops = 6e8}};                   // 1.2 ms
+  inventory.work[1].recompute[FULL] = {{.name = "again", .launches = 2, .bytes = 2e6}};  // 4 ms
+  Plan plan;
+  plan.set_pipeline_parallel_size(2);
+  plan.set_data_parallel_size(2);
+  plan.set_global_microbatches(4);
+  plan.set_step_seconds(0.1);
+  for (const int rank : {0, 1, 2, 3}) {
+    StagePlan& stage = *plan.add_stages();
+    stage.set_rank(rank);
+    stage.set_busy_seconds(rank % 2);
+    stage.set_flops_per_step(1e10);
+  }
+  for (const int rank : {0, 1}) {
+    ChunkPlan& chunk = *plan.add_chunks();
+    chunk.set_rank(rank);
+    chunk.set_first_layer(rank);
+    chunk.set_end_layer(rank + 1);
+    chunk.set_recompute(FULL);
+  }
+  DataSpec data;
+  data.mutable_microbatch()->set_max_source_tokens(30);
+  data.mutable_microbatch()->set_max_target_tokens(20);
+  Prediction& prediction = *plan.mutable_prediction();
+  prediction = Predict(plan, inventory, data, {.device = Round(), .operands = BFLOAT16});
+  EXPECT_NEAR(prediction.mfu(), 4e10 / 4e12 / 0.1, 1e-9);
+  EXPECT_NEAR(prediction.tokens_per_second(), 2000, 1e-6);
+  EXPECT_EQ(prediction.rank(), 1);
+  EXPECT_EQ(prediction.launches(), 2 * 4);
+  ASSERT_EQ(prediction.kernels_size(), 2);
+  EXPECT_EQ(prediction.kernels(0).name(), "again");
+  EXPECT_NEAR(prediction.kernels(0).seconds(), 2 * 4e-3, 1e-9);
+  EXPECT_EQ(prediction.kernels(1).bound(), "memory");  // as the longer one of that name
+  EXPECT_NEAR(prediction.kernels(1).seconds(), 2 * 3.2e-3, 1e-9);
+  EXPECT_THAT(KernelsText(plan), HasSubstr("    0.008    8.0%         4  memory      again\n"));
+}
+
 TEST(Roofline, GraphsTakeAllLaunchesButThoseThatTheyCannot) {
   LayerWork work;
   work.forward = {{.name = "short", .launches = 512}, {.name = "sized", .launches = 3}};
