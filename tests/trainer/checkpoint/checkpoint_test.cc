@@ -372,6 +372,14 @@ TEST(Manifest, WithElementsOfAnotherTypeIsRefusedByName) {
               HasSubstr("fc1.bias' has elements of type 3; this program reads F32"));
 }
 
+TEST(FindLatest, OfAFolderThatCannotBeListedIsAnErrorAndNoNewRun) {
+  MemoryFileSystem fs;
+  EXPECT_FALSE(FindLatest(fs, "run").value().has_value());
+  ASSERT_TRUE(ReplaceFile(fs, "run", "a file").ok());
+  const absl::Status status = FindLatest(fs, "run").status();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint) << status;
+}
+
 TEST(RemoveUnfinished, DeletesWhatSavesLeftAndNothingOfOthers) {
   MemoryFileSystem fs;
   ASSERT_TRUE(fs.MakeFolder("run/step-00000001.deepnet-unfinished").ok());
@@ -379,7 +387,8 @@ TEST(RemoveUnfinished, DeletesWhatSavesLeftAndNothingOfOthers) {
   ASSERT_TRUE(ReplaceFile(fs, "home/thesis", "years of work").ok());
   fs.MakeLink("home", "run/step-00000002.deepnet-unfinished");
   const std::vector<std::string> others = {"notes.deepnet-unfinished", "step-00000003.old",
-                                           "step-00000003.tmp", "step-notes.tmp"};
+                                           "step-00000003.tmp", "step-00000004.deepnet-replaced",
+                                           "step-notes.tmp"};
   for (const std::string& name : others) ASSERT_TRUE(fs.MakeFolder("run/" + name).ok());
   ASSERT_TRUE(RemoveUnfinished(fs, "run").ok());
   EXPECT_THAT(*fs.List("run"), ElementsAreArray(others));

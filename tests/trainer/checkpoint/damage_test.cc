@@ -1,3 +1,4 @@
+#include <atomic>
 #include <random>
 #include <span>
 #include <string>
@@ -182,6 +183,14 @@ TEST_F(Damage, ByALongerFileIsDetected) {
   Resize(kTensors, static_cast<size_t>(*fs_.Size(kTensors)) + 1);
   ExpectStepTenIsFoundWithNote("bytes; its manifest says");
   EXPECT_EQ(ReadStepTwenty().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(Damage, IsNoLongerLookedForWhenThereIsNoTime) {
+  fs_.FlipBit(kTensors, 0, 0);
+  const Manifest manifest = *ReadManifest(fs_, "run/step-00000020");
+  EXPECT_FALSE(VerifyTensors(fs_, "run/step-00000020", manifest).ok());
+  const std::atomic<bool> cancel{true};
+  EXPECT_TRUE(VerifyTensors(fs_, "run/step-00000020", manifest, &cancel).ok());
 }
 
 TEST_F(Damage, ByAMissingFileIsDetected) {

@@ -49,6 +49,8 @@ TEST(CheckpointsToDelete, KeepsMultiplesOfANumberOfSteps) {
 
 TEST(CheckpointsToDelete, KeepsTheOneToGoBackToAndAllBehindIt) {
   EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 15}), ElementsAre(10, 20));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 20}), ElementsAre(10, 20));
+  EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 21}), ElementsAre(10));
   EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 0}), ElementsAre(10, 20, 30, 40));
   EXPECT_THAT(CheckpointsToDelete(kSteps, {}, {.go_back_steps = 60}), IsEmpty());
 }

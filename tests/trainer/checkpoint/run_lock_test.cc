@@ -201,6 +201,18 @@ TEST(RunLock, OfASleeperIsNotRemovedByIt) {
   EXPECT_TRUE((*second)->Check().ok());
 }
 
+TEST(RunLock, ThatCannotBeReadForAMomentIsKept) {
+  MemoryFileSystem memory;
+  FaultFileSystem fs(memory);
+  const Lock lock = Acquire(fs, "a");
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  const int64_t calls = fs.num_calls();
+  fs.FailCall(calls, absl::DataLossError("EIO"));
+  EXPECT_TRUE((*lock)->Check().ok());
+  EXPECT_GT(fs.num_calls(), calls);
+  EXPECT_TRUE((*lock)->Check().ok());
+}
+
 TEST(RunLock, IsTakenOverByOneOfTwoWhoWait) {
   MemoryFileSystem fs;
   const Lock dead = Acquire(fs, "a");
