@@ -21,16 +21,16 @@ namespace {
 
 constexpr char kText[] = "deepnet doctor";
 
-absl::Status WriteDurably(FileSystem& files, const std::string& path) {
+absl::Status WriteDurably(FileSystem& files, const std::string& path, const char* text = kText) {
   ASSIGN_OR_RETURN(const auto file, files.CreateNew(path));
-  RETURN_IF_ERROR(file->Append(kText));
+  RETURN_IF_ERROR(file->Append(text));
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(file->Close());
   return files.SyncFolder(ParentFolder(path));
 }
 
 absl::Status CheckRename(FileSystem& files, const std::string& from, const std::string& to) {
-  RETURN_IF_ERROR(WriteDurably(files, to));
+  RETURN_IF_ERROR(WriteDurably(files, to, "replaced"));
   RETURN_IF_ERROR(files.Rename(from, to));
   ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(files, to, 1 << 20));
   if (text == kText) return absl::OkStatus();

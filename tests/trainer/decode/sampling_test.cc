@@ -113,6 +113,8 @@ TEST(Sampling, DependsOnSeedAndOrdinalButNotOnTheBatch) {
     EXPECT_EQ(together[i], alone.front()) << i;
   }
   EXPECT_NE(together[0], together[1]);
+  EXPECT_NE(Search(scorer, {.sources = {kSource}, .ordinals = {int64_t{1} << 32}}, options).front(),
+            together[0]);
   options.sampling_cuts = {.top_k = 1};
   EXPECT_EQ(Search(scorer, {.sources = {kSource}}, options).front(),
             Search(scorer, {.sources = {kSource}, .ordinals = {7}}, options).front());

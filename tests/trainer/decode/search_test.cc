@@ -443,7 +443,9 @@ TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
   spec.set_beam_size(4);
   spec.set_nbest(2);
   spec.set_max_tokens(50);
+  spec.set_max_ratio(1.5);
   spec.set_length_penalty(0.6);
+  spec.set_sampling_temperature(0.7);
   spec.set_sampling_seed(9);
   spec.set_sampling_top_k(40);
   spec.set_sampling_top_p(0.9);
@@ -454,7 +456,9 @@ TEST(MakeSearchOptions, TakesFieldsAsTheyAre) {
   EXPECT_EQ(*options, (SearchOptions{.beam_size = 4,
                                      .length_penalty = 0.6,
                                      .max_tokens = 50,
+                                     .max_ratio = 1.5,
                                      .nbest = 2,
+                                     .sampling_temperature = 0.7,
                                      .sampling_cuts = {40, 0.9, 0.01},
                                      .seed = 9,
                                      .forbidden = tags}));

@@ -60,7 +60,7 @@ class CrippledFolder : public ::testing::Test {
   testing::MemoryFileSystem memory_;
 };
 
-class WithoutRename final : public FileSystem {
+class WithoutRename : public FileSystem {
  public:
   explicit WithoutRename(FileSystem& inner) : inner_(inner) {}
   absl::StatusOr<std::unique_ptr<AppendFile>> OpenForAppend(const std::string& path) override {
@@ -95,6 +95,20 @@ TEST_F(CrippledFolder, WithoutRenameOrExclusiveCreation) {
   WithoutRename files(memory_);
   EXPECT_THAT(Failures(Access(files)),
               ElementsAre("rename: not supported", StartsWith("create exclusively: ")));
+}
+
+// Says that it has renamed, and has not.
+class RenamingNothing final : public WithoutRename {
+ public:
+  using WithoutRename::WithoutRename;
+  absl::Status Rename(const std::string&, const std::string&) override { return absl::OkStatus(); }
+};
+
+TEST_F(CrippledFolder, WhereTheRenamedFileDoesNotTakeTheOthersPlace) {
+  RenamingNothing files(memory_);
+  EXPECT_THAT(Failures(Access(files)),
+              ElementsAre("rename: '/probe.renamed' has other bytes than were written",
+                          StartsWith("create exclusively: ")));
 }
 
 TEST_F(CrippledFolder, WithoutLocksOrFigures) {

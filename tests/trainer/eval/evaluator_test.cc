@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <span>
@@ -336,6 +337,63 @@ TEST_F(EvaluateTest, APairThatIsTooLongOnEitherSideHasNoNll) {
               std::ssize(text.source) - std::ssize(pair_scorer_.pairs));
     EXPECT_EQ(record->directions(0).sentences(), 6);
   }
+}
+
+TEST_F(EvaluateTest, ADirectionWhosePairsAreAllTooLongHasNoNll) {
+  EvaluateOptions options = Options();
+  options.translates = false;
+  options.max_positions = 1;
+  const auto record = Run(options);
+  ASSERT_TRUE(record.ok()) << record.status();
+  for (const DirectionScore& score : record->directions()) {
+    EXPECT_EQ(score.too_long(), 6);
+    EXPECT_FALSE(score.has_nll());
+  }
+  EXPECT_FALSE(record->has_nll());
+}
+
+// Samples and masks are those of a sentence's place in its direction, whoever has it.
+TEST_F(EvaluateTest, APartHasWhatOneEvaluatorHasOfItsSentencesAndWritesNoFiles) {
+  const TempFolder folder;
+  EvaluateOptions options = Options();
+  options.directions = {"de-en"};
+  options.run.mutable_decode()->set_sampling_temperature(9);
+  options.run.mutable_decode()->set_max_tokens(4);
+  options.output_folder = folder.Path("whole");
+  ASSERT_TRUE(Run(options).ok());
+  const std::string whole = folder.Read("whole/de-en.hyp");
+  options.output_folder = folder.Path("part");
+  SentenceScores sent;
+  options.share = {
+      .part = 1, .num_parts = 2, .gather = [&](const absl::StatusOr<std::string>& mine) {
+        EXPECT_TRUE(sent.ParseFromString(*mine));
+        return absl::StatusOr<std::vector<std::string>>(std::vector{*mine, *mine});
+      }};
+  ASSERT_TRUE(Run(options).ok());
+  ASSERT_EQ(sent.hypotheses_size(), 3);
+  EXPECT_TRUE(whole.ends_with("\n" + absl::StrJoin(sent.hypotheses(), "\n") + "\n")) << whole;
+  EXPECT_FALSE(std::filesystem::exists(folder.Path("part")));
+
+  options.translates = false;
+  options.run.mutable_data()->set_mlm_probability(0.3);
+  options.run.mutable_model()->set_architecture(ENCODER_ONLY);
+  ASSERT_TRUE(Run(options).ok());
+  const std::vector<EncodedPair> mine = pair_scorer_.pairs;
+  options.share = {};
+  ASSERT_TRUE(Run(options).ok());
+  EXPECT_EQ(mine, std::vector(pair_scorer_.pairs.begin() + 3, pair_scorer_.pairs.end()));
+}
+
+TEST_F(EvaluateTest, AnyToAnyDoesNotLeaveOutADirectionWhoseTextIsDamaged) {
+  const TempFolder folder;
+  std::filesystem::copy("tests/golden/run-v1/corpus", folder.Path("corpus"));
+  const Corpus corpus = *Corpus::Open(folder.Path("corpus"));
+  std::filesystem::resize_file(folder.Path("corpus/test.de-en.de"), 3);
+  EvaluateOptions options = Options();
+  options.any_to_any = true;
+  const auto record = Evaluate(scorer_, pair_scorer_, corpus, corpus.vocabulary(), options);
+  EXPECT_EQ(GetExitCode(record.status()), ExitCode::kData) << record.status();
+  EXPECT_NE(record.status().message().find("test.de-en.de"), std::string::npos) << record.status();
 }
 
 TEST_F(EvaluateTest, AModelOfOneStackHasTheLikelihoodOfItsSideAlone) {

@@ -12,6 +12,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "trainer/kernels/kernel_sizes.h"
+#include "trainer/model/architecture.h"
 #include "trainer/model/check_model.h"
 #include "trainer/model/scheme.h"
 
@@ -273,6 +274,47 @@ TEST(Describe, AModelOfOneStackIsTheTargetHalfOfTheChain) {
     // 40 rows of 10: products of 4 d^2 + 2 d f, scores and sums over 10 keys.
     const double products = 2 * 40 * (4 * 16 * 16 + 2 * 16 * 64) + 4 * 40 * 10 * 16;
     EXPECT_EQ(Describe(model, Batch(0, 40, 4)).layers[1].forward_flops, products);
+  }
+}
+
+TEST(ChooseAttention, AnOpenKernelIsTheFastestThatTheModelAllowsAndAnAskedOneStays) {
+  struct Case {
+    const char* device;
+    AttentionKernel asked;
+    DataType dtype;
+    int width;  // of a head
+    double dropout;
+    AttentionKernel chosen;
+  };
+  for (const Case& c : std::vector<Case>{{"cuda", AUTO, BFLOAT16, 64, 0, FLASH},
+                                         {"cuda", AUTO, FLOAT16, 256, 0, FLASH},
+                                         {"cuda", AUTO, FLOAT32, 64, 0, OWN},
+                                         {"cuda", AUTO, BFLOAT16, 264, 0, OWN},
+                                         {"cuda", AUTO, BFLOAT16, 12, 0, OWN},
+                                         {"cuda", AUTO, BFLOAT16, 64, 0.1, OWN},
+                                         {"cuda", OWN, BFLOAT16, 64, 0, OWN},
+                                         {"cuda", FLASH, FLOAT32, 64, 0, FLASH},
+                                         {"cpu", AUTO, BFLOAT16, 64, 0, AUTO}}) {
+    ModelSpec model = Model(1, 8 * c.width, 100);
+    model.set_attention_dropout(c.dropout);
+    ComputeSpec compute;
+    compute.set_device(c.device);
+    compute.set_attention(c.asked);
+    compute.set_dtype(c.dtype);
+    EXPECT_EQ(ChooseAttention(model, compute), c.chosen) << c.device << " " << c.width;
+  }
+}
+
+TEST(CheckTranslates, NamesTheModelThatDoesNot) {
+  ModelSpec model = Model(1, 64, 100);
+  EXPECT_TRUE(CheckTranslates(model, "score").ok());
+  for (const auto& [architecture, text] :
+       {std::pair(DECODER_ONLY, "score: model.architecture: DECODER_ONLY: a causal language model"),
+        std::pair(ENCODER_ONLY, "score: model.architecture: ENCODER_ONLY: a masked language mo")}) {
+    model.set_architecture(architecture);
+    const absl::Status status = CheckTranslates(model, "score");
+    EXPECT_EQ(GetExitCode(status), ExitCode::kCheckpoint);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   }
 }
 
