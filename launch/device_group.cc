@@ -1,11 +1,13 @@
 #include "launch/device_group.h"
 
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/base/exit_code.h"
@@ -18,32 +20,47 @@
 namespace deepnet {
 namespace {
 
-absl::Status Preflight(const std::string& message) {
-  return PreflightError("compute.device: \"cuda\": ", message);
+constexpr char kField[] = "compute.device: \"cuda\"";
+
+// What several ranks need: queues and kernels from the start, since a receive holds up what shares
+// its queue or waits for an idle device; launches that do not wait; as few blocks as lanes were
+// made with; no sums in NVLink's switch, which have other bits each time.
+std::map<std::string, std::string> Variables() {
+  constexpr char kNeeded[] =
+      "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER CUDA_LAUNCH_BLOCKING=0 "
+      "NCCL_COMM_BLOCKING=1 NCCL_LAUNCH_ORDER_IMPLICIT=0 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS= "
+      "NCCL_MIN_NCHANNELS= NCCL_MIN_P2P_NCHANNELS= NCCL_NCHANNELS_PER_NET_PEER=";
+  return absl::StrSplit(kNeeded, absl::ByAnyChar("= "));
+}
+
+absl::Status CheckVariables() {
+  for (const auto& [name, value] : Variables()) {
+    const char* const given = std::getenv(name.c_str());
+    if (given == nullptr || given == value) continue;
+    return PreflightError(name, " is \"", given, "\": ranks would hang or differ: unset it");
+  }
+  return absl::OkStatus();
 }
 
 struct OwnGpu {
   int index = 0;
-  std::string name;  // in this host, whatever other ranks call it
+  std::string name;  // whatever other ranks call it and its host
 };
 
-// Makes the GPU of the `rank_on_host`-th of `ranks_on_host` ranks current.
-absl::StatusOr<OwnGpu> SetGpu(int rank_on_host, int ranks_on_host) {
+// Makes the GPU of this rank of its host current.
+absl::StatusOr<OwnGpu> SetGpu(const JobHosts& hosts) {
   SetCudaDefaults();
-  const absl::StatusOr<int> count = CountGpus();
-  RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", count.status()));
+  ASSIGN_OR_RETURN(const int count, CountGpus());
   const std::optional<c10::DeviceType> type = GpuType();
-  if (!type) return Preflight("LibTorch of this build sees no GPU");
-  if (*count != 1 && rank_on_host >= *count) {
+  if (!type) return PreflightError("LibTorch of this build sees no GPU");
+  if (count != 1 && hosts.RanksBefore() >= count) {
     const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    return Preflight(absl::StrCat(
-        HostName(), " has ", *count, " GPUs for ", ranks_on_host, " ranks",
-        visible == nullptr ? "" : absl::StrCat(" (CUDA_VISIBLE_DEVICES is \"", visible, "\")")));
+    return PreflightError(
+        HostName(), " has ", count, " GPUs for ", hosts.RanksHere(), " ranks",
+        visible == nullptr ? "" : absl::StrCat(" (CUDA_VISIBLE_DEVICES is \"", visible, "\")"));
   }
-  OwnGpu own{.index = *count == 1 ? 0 : rank_on_host};
-  absl::StatusOr<std::string> name = CheckGpu(own.index);
-  RETURN_IF_ERROR(WithPrefix("compute.device: \"cuda\"", name.status()));
-  own.name = *std::move(name);
+  OwnGpu own{.index = count == 1 ? 0 : hosts.RanksBefore()};
+  ASSIGN_OR_RETURN(own.name, CheckGpu(own.index));
   const c10::impl::VirtualGuardImpl guard(*type);
   guard.setDevice({*type, static_cast<c10::DeviceIndex>(own.index)});
   return own;
@@ -54,10 +71,10 @@ absl::Status CheckNotShared(const std::vector<std::string>& hosts,
                             const std::vector<std::string>& names) {
   for (size_t rank = 0; rank < names.size(); ++rank) {
     for (size_t other = rank + 1; other < names.size(); ++other) {
-      if (hosts[rank] != hosts[other] || names[rank] != names[other]) continue;
-      return Preflight(absl::StrCat("ranks ", rank, " and ", other, " of ", hosts[rank],
-                                    " would share GPU ", names[rank],
-                                    ": start as many ranks as a host has GPUs"));
+      if (names[rank] != names[other]) continue;
+      return PreflightError("ranks ", rank, " and ", other, " of ", hosts[rank],
+                            " would share GPU ", names[rank],
+                            ": start as many ranks as a host has GPUs");
     }
   }
   return absl::OkStatus();
@@ -65,25 +82,20 @@ absl::Status CheckNotShared(const std::vector<std::string>& hosts,
 
 }  // namespace
 
-// Streams get a hardware queue each, and kernels are loaded at the start: a receive that has been
-// launched holds up what shares its queue, and what waits for the device to be idle.
 void SetCudaDefaults() {
-  static const bool set = [] {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  [[maybe_unused]] static const bool set = [] {
+    for (const auto& [name, value] : Variables()) setenv(name.c_str(), value.c_str(), 0);
     return true;
   }();
-  static_cast<void>(set);
 }
 
 bool HasCuda() { return GpuType().has_value(); }
 
 absl::StatusOr<int> SetDevice(Communicator& world) {
   ASSIGN_OR_RETURN(const JobHosts hosts, GatherHosts(world));
-  ASSIGN_OR_RETURN(const OwnGpu gpu,
-                   AgreeOn(world, SetGpu(hosts.RanksBefore(), hosts.RanksHere())));
+  ASSIGN_OR_RETURN(const OwnGpu gpu, AgreeOn(world, WithPrefix(kField, SetGpu(hosts))));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, AllGatherText(world, gpu.name));
-  RETURN_IF_ERROR(AgreeOnStatus(world, CheckNotShared(hosts.names, names)));
+  RETURN_IF_ERROR(AgreeOnStatus(world, WithPrefix(kField, CheckNotShared(hosts.names, names))));
   return gpu.index;
 }
 
@@ -92,6 +104,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinDevices(const ComputeSpec& com
   if (compute.device() != "cuda") return nullptr;
   ASSIGN_OR_RETURN(const int index, SetDevice(world));
   if (world.size() == 1) return nullptr;
+  RETURN_IF_ERROR(AgreeOnStatus(world, WithPrefix(kField, CheckVariables())));
   return MakeNcclCommunicator(world, index);
 }
 

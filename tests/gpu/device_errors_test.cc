@@ -2,14 +2,17 @@
 // where and why.
 #include "trainer/kernels/device_errors.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
@@ -304,14 +307,46 @@ TEST_F(DeviceErrorsTest, HostsThatCannotCarryARunAreRefusedByName) {
   EXPECT_THAT(TextOnHost(2, old),
               AllOf(HasSubstr("the driver of this host is for CUDA 12.4, this build needs 13.")));
   emulated_gpu::Settings old_nccl = devices(2);
-  old_nccl.nccl_version = 21403;
-  EXPECT_THAT(TextOnHost(2, old_nccl),
-              AllOf(HasSubstr("NCCL 2.14 is loaded, this build needs 2.")));
+  for (const auto& [version, text] :
+       {std::pair(21403, "NCCL 2.14.3 is loaded, this build needs 2."),
+        std::pair(22807, "NCCL 2.28.7 is loaded, this build needs 2.")}) {
+    old_nccl.nccl_version = version;
+    EXPECT_THAT(TextOnHost(2, old_nccl), HasSubstr(text));
+  }
   emulated_gpu::Settings small = devices(2);
   small.capability = 75;
   EXPECT_THAT(TextOnHost(2, small),
-              AllOf(HasSubstr("GPU 0000:00:00.0 (Emulated GPU) has compute capability 7.5, this "
-                              "build has kernels for 80-real, 90-real, 100-real, 100-virtual")));
+              AllOf(HasSubstr(" (Emulated GPU) has compute capability 7.5, this build has kernels "
+                              "for 80-real, 90-real, 100-real, 100-virtual")));
+}
+
+TEST_F(DeviceErrorsTest, VariablesWithWhichRanksWouldHangAreRefusedByName) {
+  emulated_gpu::Settings settings;
+  settings.devices = 2;
+  for (const auto& [name, value] :
+       {std::pair("CUDA_DEVICE_MAX_CONNECTIONS", "1"), std::pair("CUDA_LAUNCH_BLOCKING", "1"),
+        std::pair("CUDA_MODULE_LOADING", "LAZY"), std::pair("NCCL_COMM_BLOCKING", "0"),
+        std::pair("NCCL_LAUNCH_ORDER_IMPLICIT", "1"), std::pair("NCCL_MAX_CTAS", "16"),
+        std::pair("NCCL_MIN_NCHANNELS", "32"), std::pair("NCCL_MIN_P2P_NCHANNELS", "32"),
+        std::pair("NCCL_NCHANNELS_PER_NET_PEER", "4"), std::pair("NCCL_NVLS_ENABLE", "2")}) {
+    SetCudaDefaults();
+    const std::string before = std::getenv(name);
+    setenv(name, value, /*overwrite=*/1);
+    EXPECT_EQ(TextOnHost(2, settings),
+              absl::StrCat("compute.device: \"cuda\": ", name, " is \"", value,
+                           "\": ranks would hang or differ: unset it"));
+    setenv(name, before.c_str(), /*overwrite=*/1);
+  }
+}
+
+TEST_F(DeviceErrorsTest, SlicesOfOneGpuAreToldApart) {
+  emulated_gpu::Settings settings;
+  settings.devices = 2;
+  settings.slices = true;
+  emulated_gpu::Restart(settings);
+  const auto ended =
+      RunRanks(2, [](Communicator& hosts) { return JoinDevices(Run().compute(), hosts).status(); });
+  EXPECT_TRUE(FirstError(ended).ok()) << FirstError(ended);
 }
 
 TEST(HasKernelsFor, ComparesGenerationsAndVirtualCode) {

@@ -71,6 +71,12 @@ std::map<std::string, int64_t> ReadLaunches() {
   return machine.Current().launches;
 }
 
+int ReadPriority(const std::string& name) {
+  Machine& machine = TheMachine();
+  const Machine::Lock lock(machine.mutex);
+  return machine.Current().priorities[name];
+}
+
 std::map<std::string, Touched> ReadTouched() {
   Machine& machine = TheMachine();
   const Machine::Lock lock(machine.mutex);

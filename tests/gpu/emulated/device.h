@@ -11,9 +11,15 @@
 //   - Streams share Settings::connections queues of a device. Work leaves a queue when it starts,
 //     so that work which waits (for an event, for what precedes it in its stream) holds up
 //     everything behind it, of other streams too. A receive of NCCL starts and then spins.
-//   - cudaFree, cudaFreeHost, a cudaMalloc beyond all memory used before, cudaGraphInstantiate, and
-//     the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER) wait until the device is
-//     idle.
+//   - cudaFree, cudaFreeHost, a cudaMalloc beyond all memory used before, cudaGraphInstantiate,
+//     ncclCommAbort, and the first launch of a kernel (unless CUDA_MODULE_LOADING=EAGER) wait until
+//     the device is idle. With CUDA_LAUNCH_BLOCKING=1 every launch waits for its end.
+//   - A device has 132 multiprocessors, of which an operation of NCCL takes one for each channel of
+//     its communicator: 32, or config.maxCTAs, unless NCCL_MAX_CTAS, NCCL_MIN_NCHANNELS or
+//     NCCL_MIN_P2P_NCHANNELS want others. It starts when as many are free.
+//   - With Settings::nccl_memory channels take memory, as NCCL 2.28.9's do where GPUs share a node:
+//     8 MiB each with the communicator, 10 MiB for each rank from which and 2 MiB for each to which
+//     a first message goes, 12 MiB for rings, with the first collective.
 //   - cudaMemcpy and cudaMemcpyAsync from pageable memory return once the bytes are staged, before
 //     they are on the device; cudaMemset does not wait either.
 //   - Memory is NaN (bytes 0xff) when it is allocated and after it is freed.
@@ -23,7 +29,8 @@
 //     kernel that is not loaded yet, a new tensor, and memory that was freed since end the process.
 //
 // Environment, read at the first call: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS,
-// CUDA_MODULE_LOADING as CUDA has them, and
+// CUDA_MODULE_LOADING, CUDA_LAUNCH_BLOCKING as CUDA has them; NCCL's when a communicator is made;
+// and
 //   DEEPNET_EMULATED_DEVICES     number of devices; default 8
 //   DEEPNET_EMULATED_MEMORY_MIB  memory of a device; default 2048, which is also the most
 //   DEEPNET_EMULATED_CAPABILITY  compute capability; default 90
@@ -82,6 +89,9 @@ Counters ReadCounters();
 // The number of launches of the current device by name.
 std::map<std::string, int64_t> ReadLaunches();
 
+// The priority of the stream that had the last launch of that name on the current device.
+int ReadPriority(const std::string& name);
+
 // Bytes of the current device's memory that launches touch while WatchMemory says so, by name:
 // whole pages, each once a launch. What a launch wrote before it read it counts as written only.
 struct Touched {
@@ -100,6 +110,9 @@ struct Settings {
   int64_t memory_bytes = int64_t{2} << 30;
   int connections = 8;
   bool eager_loading = false;
+  bool launch_blocking = false;
+  bool slices = false;  // of one GPU: only their UUIDs differ
+  bool nccl_memory = false;
   int capability = 90;
   int driver_version = CUDART_VERSION;
   int nccl_version = 0;  // as ncclGetVersion gives it; 0: that of the headers

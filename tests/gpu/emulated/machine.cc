@@ -181,6 +181,7 @@ Settings SettingsOfEnvironment() {
   settings.connections = static_cast<int>(FromEnvironment("CUDA_DEVICE_MAX_CONNECTIONS", 8));
   const char* const loading = std::getenv("CUDA_MODULE_LOADING");
   settings.eager_loading = loading != nullptr && std::string(loading) == "EAGER";
+  settings.launch_blocking = FromEnvironment("CUDA_LAUNCH_BLOCKING", 0) != 0;
   settings.capability = static_cast<int>(FromEnvironment("DEEPNET_EMULATED_CAPABILITY", 90));
   settings.driver_version =
       static_cast<int>(FromEnvironment("DEEPNET_EMULATED_DRIVER", CUDART_VERSION));
@@ -323,6 +324,7 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
   if (kind == Kind::kLaunch) {
     ++device.counters.launches;
     ++device.launches[work.name];
+    device.priorities[work.name] = stream.priority;
     work.launch = true;
     work.fails_with = TakeFailure(later_failures, work.name);
   } else if (kind == Kind::kCopy) {
@@ -337,10 +339,14 @@ void Machine::Push(Lock& lock, CUstream_st& stream, Kind kind, Work work) {
   } else if (stream.blocking) {
     work.after.emplace_back(device.streams[0]->progress, device.streams[0]->progress->pushed);
   }
+  const std::string name = work.name;
   stream.works.push_back(std::move(work));
-  ++stream.progress->pushed;
+  const uint64_t turn = ++stream.progress->pushed;
   device.queues[stream.queue].push_back(&stream);
   Moved();
+  if (kind != Kind::kLaunch || !settings.launch_blocking) return;
+  WaitFor(lock, stream.device, "the launch of " + name,
+          [progress = stream.progress, turn] { return progress->ended >= turn; });
 }
 
 void Machine::RunWatched(const Work& work, int device) {
@@ -374,6 +380,7 @@ bool Machine::CanStart(const CUstream_st& stream) const {
   for (const auto& [progress, pushed] : work.after) {
     if (progress->ended < pushed) return false;
   }
+  if (work.multiprocessors > devices[stream.device].multiprocessors) return false;
   return work.ready == nullptr || work.ready();
 }
 
@@ -468,6 +475,9 @@ std::string Machine::Describe() const {
         if (first != stream.get()) {
           text += " waits behind " + first->works.front().name + " of " + first->Name() +
                   " in hardware queue " + std::to_string(stream->queue);
+        } else if (work.multiprocessors > device.multiprocessors) {
+          text += " waits for " + std::to_string(work.multiprocessors) + " multiprocessors, " +
+                  std::to_string(device.multiprocessors) + " are free";
         } else if (work.ready != nullptr && !work.ready()) {
           text += " waits for " + work.awaits;
         } else {
@@ -561,6 +571,7 @@ void CUstream_st::Run() {
     works.pop_front();
     machine.devices[device].queues[queue].pop_front();
     running = true;
+    machine.devices[device].multiprocessors -= work.multiprocessors;
     running_name = work.name;
     running_blocks = work.blocks;
     for (const auto& block : work.blocks) {
@@ -591,6 +602,7 @@ void CUstream_st::Run() {
       work.record->at = std::chrono::steady_clock::now();
     }
     running = false;
+    machine.devices[device].multiprocessors += work.multiprocessors;
     running_blocks.clear();
     spins_for.clear();
     ++progress->ended;

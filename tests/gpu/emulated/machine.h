@@ -56,6 +56,7 @@ struct Work {
   cudaError_t fails_with = cudaSuccess;  // instead of running
   bool hurries = false;                  // never late: bookkeeping, no work of a device
   bool launch = false;                   // Kind::kLaunch
+  int multiprocessors = 0;               // that it keeps while it runs
   std::vector<Point> after;              // of other streams
 };
 
@@ -122,6 +123,8 @@ struct GpuDevice {
   int next_queue = 0;
   Counters counters;
   std::map<std::string, int64_t> launches;
+  std::map<std::string, int> priorities;   // of the last launches
+  int multiprocessors = 132;               // free
   std::map<std::string, Touched> touched;  // by launches while Machine::watches
   std::set<std::string> loaded;            // kernels
   cudaError_t error = cudaSuccess;         // of work on the device; stays

@@ -68,6 +68,13 @@ class Memory {
   size_t limit(int device) const { return spaces_[device].limit; }
   void SetLimit(int device, size_t bytes) { spaces_[device].limit = bytes; }
   size_t used(int device) const { return spaces_[device].used; }
+  // Memory of a library, without addresses; false: there is not so much.
+  bool Take(int device, size_t bytes) {
+    if (spaces_[device].used + bytes > spaces_[device].limit) return false;
+    spaces_[device].used += bytes;
+    return true;
+  }
+  void GiveBack(int device, size_t bytes) { spaces_[device].used -= bytes; }
 
  private:
   struct Space {

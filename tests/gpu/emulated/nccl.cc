@@ -15,6 +15,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -45,15 +47,40 @@ struct Operation {
   Work work;                     // its blocks
 };
 
-std::string& LastText() {
-  thread_local std::string text;
+// The last warning of the process, as ncclGetLastError tells it to any thread.
+std::string LastText(const std::string* next = nullptr) {
+  static std::mutex mutex;
+  static std::string text;
+  const std::lock_guard lock(mutex);
+  if (next != nullptr) text = *next;
   return text;
 }
 
 ncclResult_t Refuse(ncclResult_t result, const std::string& why) {
-  LastText() = why;
+  LastText(&why);
   std::fprintf(stderr, "emulated GPU: NCCL: %s\n", why.c_str());
   return result;
+}
+
+// The error that a test has asked for, else success.
+ncclResult_t Injected(const char* call) {
+  const int error = TheMachine().Injected(call);
+  if (error == 0) return ncclSuccess;
+  return Refuse(static_cast<ncclResult_t>(error), std::string("a test makes ") + call + " fail");
+}
+
+int FromEnvironment(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? otherwise : std::atoi(text);
+}
+
+// The channels of a communicator: minimums of the environment go above all.
+int ChannelsOf(const ncclConfig_t* config) {
+  constexpr int kAll = 32;
+  const bool limited = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+  const int most = FromEnvironment("NCCL_MAX_CTAS", limited ? config->maxCTAs : kAll);
+  return std::max({most, FromEnvironment("NCCL_MIN_NCHANNELS", 1),
+                   FromEnvironment("NCCL_MIN_P2P_NCHANNELS", 1)});
 }
 
 size_t SizeOf(ncclDataType_t type) {
@@ -79,10 +106,33 @@ size_t SizeOf(ncclDataType_t type) {
 
 // The state of a communicator; work on streams keeps it alive after the handle is gone.
 struct CommState {
-  CommState(std::unique_ptr<SharedGroup> given, int rank, int device, bool blocking)
-      : group(std::move(given)), rank(rank), device(device), blocking(blocking) {}
+  CommState(std::unique_ptr<SharedGroup> given, int rank, int device, bool blocking, int channels)
+      : group(std::move(given)),
+        rank(rank),
+        device(device),
+        blocking(blocking),
+        channels(channels) {}
 
   ~CommState() { group->SetOwnState(aborted ? SharedGroup::State::kAborted : State::kLeft); }
+
+  // Takes so much memory for each channel.
+  ncclResult_t TakeMemory(size_t mib) {
+    Machine& machine = TheMachine();
+    if (!machine.settings.nccl_memory) return ncclSuccess;
+    const size_t bytes = (mib << 20) * static_cast<size_t>(channels);
+    const Machine::Lock lock(machine.mutex);
+    if (!machine.memory.Take(device, bytes)) {
+      return Refuse(ncclUnhandledCudaError,
+                    "Failed to CUDA calloc " + std::to_string(bytes) + " bytes");
+    }
+    memory += bytes;
+    return ncclSuccess;
+  }
+  void GiveMemoryBack() {
+    Machine& machine = TheMachine();
+    const Machine::Lock lock(machine.mutex);
+    machine.memory.GiveBack(device, std::exchange(memory, 0));
+  }
   using State = SharedGroup::State;
 
   std::string Who() const {
@@ -93,6 +143,9 @@ struct CommState {
   const int rank;
   const int device;
   const bool blocking;
+  const int channels;
+  size_t memory = 0;                           // of the device
+  std::set<std::pair<int, bool>> with_memory;  // peers and directions; -1: collectives
   ncclUniqueId id = {};
   std::atomic<bool> aborted = false;
   std::atomic<bool> left = false;
@@ -223,6 +276,7 @@ void PushOperation(const std::shared_ptr<CommState>& comm, cudaStream_t stream,
   machine.devices[on->device].loaded.insert(operation->name);
   const uint64_t turn = comm->issued++;
   Work work = std::move(operation->work);
+  work.multiprocessors = comm->channels;
   work.name = operation->name;
   work.ready = [comm, turn] { return comm->ended == turn; };
   work.awaits = "an earlier operation of its communicator";
@@ -247,7 +301,13 @@ bool WaitForPeers(CommState& comm, const std::function<bool()>& done) {
 ncclResult_t Launch(const std::shared_ptr<CommState>& comm, cudaStream_t stream,
                     const std::shared_ptr<Operation>& operation) {
   for (const Part& part : operation->parts) {
-    if (std::strcmp(part.descriptor.call, "ncclSend") != 0) continue;
+    const bool message = std::strcmp(part.descriptor.call, "ncclSend") == 0;
+    const std::pair<int, bool> with(message ? part.peer : -1, message && part.send);
+    if (comm->with_memory.insert(with).second) {
+      const ncclResult_t taken = comm->TakeMemory(!message ? 12 : part.send ? 2 : 10);
+      if (taken != ncclSuccess) return taken;
+    }
+    if (!message) continue;
     comm->group->Announce(part.send ? comm->rank : part.peer, part.send ? part.peer : comm->rank,
                           part.send);
   }
@@ -289,6 +349,7 @@ struct GroupCalls {
   int depth = 0;
   std::vector<GroupCall> calls;
   std::vector<std::shared_ptr<CommState>> joining;  // made in the group, blocking
+  std::vector<std::shared_ptr<CommState>> aborted;
 };
 GroupCalls& ThisGroup() {
   thread_local GroupCalls calls;
@@ -318,8 +379,19 @@ ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, Operation operation) {
 
 ncclResult_t Connecting(CommState& comm);
 
+// What an abort does behind its flag: to free memory waits for all work of the device.
+void FreeAborted(CommState& comm) {
+  Machine& machine = TheMachine();
+  {
+    Machine::Lock lock(machine.mutex);
+    machine.WaitUntilIdle(lock, comm.device, "ncclCommAbort of " + comm.Who());
+  }
+  comm.GiveMemoryBack();
+}
+
 ncclResult_t EndGroup() {
   GroupCalls group = std::exchange(ThisGroup(), {});
+  for (const auto& comm : group.aborted) FreeAborted(*comm);
   std::vector<std::pair<GroupCall, std::shared_ptr<Operation>>> merged;
   for (GroupCall& call : group.calls) {
     const auto same = std::find_if(merged.begin(), merged.end(), [&](const auto& other) {
@@ -384,7 +456,8 @@ bool PeerIsGone(CommState& comm) {
   for (int rank = 0; rank < comm.group->size(); ++rank) {
     if (rank == comm.rank) continue;
     if (comm.group->StateOf(rank) == SharedGroup::State::kAborted || comm.group->IsDead(rank)) {
-      LastText() = "rank " + std::to_string(rank) + " is gone";
+      const std::string text = "rank " + std::to_string(rank) + " is gone";
+      LastText(&text);
       return true;
     }
   }
@@ -393,8 +466,8 @@ bool PeerIsGone(CommState& comm) {
 
 ncclResult_t StateNow(CommState& comm) {
   if (comm.error != ncclSuccess) return comm.error;
-  const int injected = TheMachine().Injected("ncclCommGetAsyncError");
-  if (injected != 0) return comm.error = static_cast<ncclResult_t>(injected);
+  const ncclResult_t injected = Injected("ncclCommGetAsyncError");
+  if (injected != ncclSuccess) return comm.error = injected;
   if (PeerIsGone(comm)) return comm.error = ncclRemoteError;
   const ncclResult_t connecting = Connecting(comm);
   if (connecting != ncclSuccess) {
@@ -410,8 +483,8 @@ ncclResult_t StateNow(CommState& comm) {
 
 // Checks what every operation needs of its communicator.
 ncclResult_t CheckReady(const char* call, ncclComm_t comm) {
-  const int injected = TheMachine().Injected(call);
-  if (injected != 0) return static_cast<ncclResult_t>(injected);
+  const ncclResult_t injected = Injected(call);
+  if (injected != ncclSuccess) return injected;
   if (comm == nullptr) return Refuse(ncclInvalidArgument, std::string(call) + ": no communicator");
   CommState& state = *comm->state;
   if (state.error != ncclSuccess) return state.error;
@@ -654,13 +727,17 @@ ncclResult_t BroadcastOf(const Collective& given) {
 }
 
 ncclResult_t Initialise(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank,
-                        bool blocking) {
+                        const ncclConfig_t* config) {
+  const bool asked = config == nullptr || config->blocking != 0;
+  const bool blocking = FromEnvironment("NCCL_COMM_BLOCKING", asked ? 1 : 0) != 0;
   Machine& machine = TheMachine();
   if (machine.devices.empty()) return ncclUnhandledCudaError;
   std::string why;
   auto group = SharedGroup::Join(id, size, rank, machine.visible[CurrentDevice()], why);
   if (group == nullptr) return Refuse(ncclInvalidArgument, "ncclCommInitRank: " + why);
-  auto state = std::make_shared<CommState>(std::move(group), rank, CurrentDevice(), blocking);
+  auto state = std::make_shared<CommState>(std::move(group), rank, CurrentDevice(), blocking,
+                                           ChannelsOf(config));
+  if (state->TakeMemory(8) != ncclSuccess) return ncclUnhandledCudaError;
   state->id = id;
   state->polls_left = blocking ? 0 : machine.settings.polls_in_progress;
   *comm = new ncclComm(state);
@@ -726,24 +803,28 @@ const char* ncclGetErrorString(ncclResult_t result) {
   }
 }
 
-const char* ncclGetLastError(ncclComm_t) { return emulated_gpu::LastText().c_str(); }
+const char* ncclGetLastError(ncclComm_t) {
+  thread_local std::string text;
+  text = emulated_gpu::LastText();
+  return text.c_str();
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  const int injected = TheMachine().Injected("ncclGetUniqueId");
-  if (injected != 0) return static_cast<ncclResult_t>(injected);
+  const ncclResult_t injected = emulated_gpu::Injected("ncclGetUniqueId");
+  if (injected != ncclSuccess) return injected;
   return emulated_gpu::SharedGroup::MakeId(*id);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
-  const int injected = TheMachine().Injected("ncclCommInitRankConfig");
-  if (injected != 0) return static_cast<ncclResult_t>(injected);
+  const ncclResult_t injected = emulated_gpu::Injected("ncclCommInitRankConfig");
+  if (injected != ncclSuccess) return injected;
   if (config != nullptr && config->magic != 0xcafebeef) return ncclInvalidArgument;
-  return emulated_gpu::Initialise(comm, size, id, rank, config == nullptr || config->blocking != 0);
+  return emulated_gpu::Initialise(comm, size, id, rank, config);
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
-  return emulated_gpu::Initialise(comm, size, id, rank, /*blocking=*/true);
+  return emulated_gpu::Initialise(comm, size, id, rank, /*config=*/nullptr);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
@@ -759,13 +840,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   emulated_gpu::ExpectDevice(*comm->state, "ncclCommDestroy");
   emulated_gpu::Flush(*comm->state);
+  comm->state->GiveMemoryBack();
   comm->state->left = true;
   comm->state->group->SetOwnState(emulated_gpu::SharedGroup::State::kLeft);
   delete comm;
   return ncclSuccess;
 }
 
-// Work that spins ends; peers are told.
+// Work that spins ends; peers are told. In a group the flags are set first, as NCCL does.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   emulated_gpu::ExpectDevice(*comm->state, "ncclCommAbort");
   comm->state->aborted = true;
@@ -773,6 +855,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
     const emulated_gpu::Machine::Lock lock(TheMachine().mutex);
     TheMachine().Moved();
+  }
+  if (ThisGroup().depth > 0) {
+    ThisGroup().aborted.push_back(comm->state);
+  } else {
+    emulated_gpu::FreeAborted(*comm->state);
   }
   delete comm;
   return ncclSuccess;

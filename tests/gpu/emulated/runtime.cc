@@ -525,7 +525,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->regsPerMultiprocessor = attribute(cudaDevAttrMaxRegistersPerMultiprocessor);
     properties->l2CacheSize = attribute(cudaDevAttrL2CacheSize);
     properties->unifiedAddressing = 1;
-    properties->pciBusID = machine.visible[device];
+    properties->pciBusID = machine.settings.slices ? 0 : machine.visible[device];
+    properties->uuid.bytes[0] = static_cast<char>(machine.visible[device]);
     return cudaSuccess;
   });
 }

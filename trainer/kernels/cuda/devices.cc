@@ -2,11 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <cstdlib>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
@@ -56,10 +57,10 @@ absl::StatusOr<int> CountGpus() {
 absl::StatusOr<std::string> CheckGpu(int index) {
   cudaDeviceProp properties = {};
   RETURN_IF_ERROR(StatusOf("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, index)));
-  std::array<char, 32> bus = {};
-  RETURN_IF_ERROR(
-      StatusOf("cudaDeviceGetPCIBusId", cudaDeviceGetPCIBusId(bus.data(), bus.size(), index)));
-  const std::string name = absl::StrCat(bus.data(), " (", properties.name, ")");
+  const std::string name = absl::StrFormat(
+      "%04X:%02X:%02X.0 GPU-%s (%s)", properties.pciDomainID, properties.pciBusID,
+      properties.pciDeviceID,
+      absl::BytesToHexString({properties.uuid.bytes, sizeof(properties.uuid)}), properties.name);
   if (HasKernelsFor(10 * properties.major + properties.minor, kArchitectures)) return name;
   return PreflightError("GPU ", name, " has compute capability ", properties.major, ".",
                         properties.minor, ", this build has kernels for ",
