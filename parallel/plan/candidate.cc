@@ -32,7 +32,7 @@ constexpr RecomputeChoice kLeastMemory[] = {{FULL, 1}, {FULL, 2},  {FULL, 4},
 constexpr int kMaxCorrections = 4;
 constexpr int kMaxRecuts = 3;
 constexpr double kTrainingPerForward = 3.0;  // operations: forward, gradients of inputs, of weights
-constexpr int kLanesOfAStage = 4;            // to and from the ranks before and behind it
+constexpr int kLanesOfAStage = 6;  // to and from the ranks before, behind, and with the same table
 
 // A config on its way to a Plan.
 class Candidate {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <numeric>
 
 #include "absl/algorithm/container.h"
@@ -353,7 +352,7 @@ int64_t GraphBytes(const Inventory& inventory, const RankUse& rank) {
 void AddGpu(const Inventory& inventory, const RankUse& rank, bool graphs, MemoryEstimate& memory) {
   GpuMemory& gpu = *memory.mutable_gpu();
   gpu.set_context(kContextBytes);
-  gpu.set_messages(rank.lanes * kLaneBytes + (rank.num_replicas > 1 ? kReplicasBytes : 0));
+  gpu.set_messages(rank.lanes * kLaneBytes + ReplicasBytes(rank.num_replicas));
   gpu.set_products(kProductsBytes);
   gpu.set_uploads(rank.microbatches * inventory.batch_bytes + ResultBytes(memory));
   if (graphs) gpu.set_graphs(GraphBytes(inventory, rank));

@@ -121,8 +121,11 @@ int64_t TensorBytes(const MemoryEstimate& memory);
 // usual with all kernels loaded at the start; the context is measured where the limit is.
 inline constexpr int64_t kContextBytes = int64_t{3} << 29;    // 1.5 GiB
 inline constexpr int64_t kLaneBytes = int64_t{32} << 20;      // two thread blocks, two directions
-inline constexpr int64_t kReplicasBytes = int64_t{1} << 29;   // the group of replicas, all channels
 inline constexpr int64_t kProductsBytes = int64_t{32} << 20;  // cuda::kMatmulWorkspaceBytes
+// A group of replicas has rings in nodes and between them, and messages to at most 7 of a node.
+inline int64_t ReplicasBytes(int replicas) {
+  return replicas > 1 ? (int64_t{352} + 96 * (replicas < 8 ? replicas - 1 : 7)) << 20 : 0;
+}
 inline constexpr int64_t kSmallBlockBytes = int64_t{32} << 20;  // of blocks up to 1 MiB
 inline constexpr int64_t kGraphNodeBytes = 1 << 10;  // of a launch in a CUDA graph; a guess
 inline constexpr int64_t kFragmentedShare = 32;      // one part in so many is lost between blocks

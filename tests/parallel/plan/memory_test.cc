@@ -276,11 +276,13 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   rank.lanes = 2;
   rank.num_replicas = 2;
   EXPECT_EQ(estimate().gpu().uploads(), memory.gpu().uploads() + 2000);
-  EXPECT_EQ(estimate().gpu().messages(), 2 * kLaneBytes + kReplicasBytes);
+  EXPECT_EQ(estimate().gpu().messages(), 2 * kLaneBytes + ReplicasBytes(2));
   const MemoryEstimate more = estimate();
   EXPECT_EQ(more.total(), TensorBytes(more) + more.gpu().fragmentation() + more.gpu().context() +
                               more.gpu().messages());
   EXPECT_EQ(ArenaBytes(more), TensorBytes(more) + more.gpu().fragmentation() - kProductsBytes);
+  EXPECT_GT(ReplicasBytes(8), ReplicasBytes(7));
+  EXPECT_EQ(ReplicasBytes(64), ReplicasBytes(8));  // of one node
   inventory.work = {{.forward = {{.name = "kernel", .launches = 5}}}};
   for (Layer& layer : inventory.layers) layer.work = 0;
   EXPECT_EQ(estimate().gpu().graphs(), 0);
