@@ -99,8 +99,8 @@ absl::Status ConnectTied(const RankContext& context, const Buffer& scratch) {
 absl::Status ConnectDevices(GradientSum order, const RankContext& context) {
   const at::Tensor& gradient = context.model->parameters().gradient();
   const Buffer scratch = BufferOf(*context.ops, gradient);
-  RETURN_IF_ERROR(ConnectPipeline(context, scratch));
-  RETURN_IF_ERROR(ConnectTied(context, scratch));
+  absl::Status status = ConnectPipeline(context, scratch);
+  if (status.ok()) status = ConnectTied(context, scratch);
   int64_t most = 0;  // elements of a piece
   for (const std::vector<GradientPiece>& bucket : context.layout.pieces) {
     for (const GradientPiece& piece : bucket) most = std::max(most, piece.of.count);
@@ -112,9 +112,10 @@ absl::Status ConnectDevices(GradientSum order, const RankContext& context) {
   links.reduce_scatter = SumsOnTheWay(order, gradient);
   links.all_to_all = !links.reduce_scatter;
   for (Communicator* level : ExchangeLevels(context.groups.all)) {
-    RETURN_IF_ERROR(level->Connect(links, context.groups.all.limit));
+    if (status.ok()) status = level->Connect(links, context.groups.all.limit);
   }
-  return absl::OkStatus();
+  EndJobUnlessAgreed(*context.world, status);  // peers may wait for this rank inside of NCCL
+  return status;
 }
 
 }  // namespace
@@ -187,7 +188,7 @@ absl::StatusOr<std::unique_ptr<RankContext>> MakeRankContext(const RunSpec& run,
   }
   context->phases.End("model");
   if (!context->model->parameters().gradient().is_cpu()) {
-    RETURN_IF_ERROR(AgreeOnStatus(world, ConnectDevices(run.parallel().gradient_sum(), *context)));
+    RETURN_IF_ERROR(ConnectDevices(run.parallel().gradient_sum(), *context));
   }
   context->phases.End("links");
   return context;

@@ -55,7 +55,7 @@ std::string MpiVersion();
 //     made; after Wait() any stream may use the buffer. Buffers of one collective lie on one kind
 //     of device.
 //   - A call launches its work at once and, after Connect, blocks for nobody. That it has ended, or
-//     failed, is seen inside of any call of this rank's communicator, Wait() first of all.
+//     failed, is seen inside of Wait() and Done(); work of other lanes is then Cancelled.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    int device);
 

@@ -263,26 +263,22 @@ absl::StatusOr<std::vector<double>> ClockOffsets(Communicator& comm,
 absl::Status CheckReachable(Communicator& comm, absl::Duration limit) {
   std::vector<int64_t> theirs(comm.size());
   int64_t mine = comm.rank();
-  std::vector<std::unique_ptr<Transfer>> sends(comm.size()), receives(comm.size());
+  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
   for (int peer = 0; peer < comm.size(); ++peer) {
     if (peer == comm.rank()) continue;
-    ASSIGN_OR_RETURN(receives[peer],
+    ASSIGN_OR_RETURN(transfers.emplace_back(peer, nullptr).second,
                      comm.Receive(Buffer::Of(std::span(&theirs[peer], 1)), peer, kReachTag));
-    ASSIGN_OR_RETURN(sends[peer], comm.Send(Buffer::Of(std::span(&mine, 1)), peer, kReachTag));
+    ASSIGN_OR_RETURN(transfers.emplace_back(peer, nullptr).second,
+                     comm.Send(Buffer::Of(std::span(&mine, 1)), peer, kReachTag));
   }
   const double deadline = SecondsNow() + absl::ToDoubleSeconds(limit);
-  std::vector<int> silent;
-  for (int peer = 0; peer < comm.size(); ++peer) {
-    for (const auto& transfer : {std::cref(receives[peer]), std::cref(sends[peer])}) {
-      if (transfer.get() == nullptr) continue;
-      const double left = std::max(deadline - SecondsNow(), 0.001);
-      const absl::Status status = transfer.get()->Wait(absl::Seconds(left));
-      if (absl::IsDeadlineExceeded(status)) {
-        silent.push_back(peer);
-        break;
-      }
-      RETURN_IF_ERROR(status);
-    }
+  std::set<int> silent;
+  for (const auto& [peer, transfer] : transfers) {
+    const double left = std::max(deadline - SecondsNow(), 0.001);
+    const absl::Status status = transfer->Wait(absl::Seconds(left));
+    const bool late = absl::IsDeadlineExceeded(status);
+    if (late) silent.insert(peer);
+    if (!late) RETURN_IF_ERROR(status);
   }
   if (silent.empty()) return absl::OkStatus();
   return NoWay(comm,

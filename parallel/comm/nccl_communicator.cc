@@ -2,10 +2,9 @@
 // receive that was posted early holds nothing up; collectives have one more. Connect makes them and
 // moves a few bytes over each, because the first message between two ranks takes memory and waits
 // for the device and for the peer. The tensors of a message are one launch, and events say when it
-// has ended. An error of one lane, or a transfer that is dropped, ends all lanes of the group on
-// this rank (ncclCommAbort). Lanes want hardware queues of their own: CUDA_DEVICE_MAX_CONNECTIONS,
-// which SetCudaDefaults (launch/device_group.h) sets. Calls of NCCL that wait for peers run in
-// threads of their own, so that a limit holds for them.
+// has ended. An error of one lane fails what is under way on all lanes of the group on this rank;
+// when a transfer is dropped, they are aborted. Lanes want hardware queues of their own
+// (launch/device_group.cc). Calls of NCCL that wait for peers run in threads, which have a limit.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -15,11 +14,11 @@
 #include <functional>
 #include <future>
 #include <map>
-#include <numeric>
 #include <thread>
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -35,12 +34,25 @@ namespace {
 
 // Limit for NCCL to end a communicator; then it is left behind.
 constexpr absl::Duration kEndLimit = absl::Seconds(5);
-// Thread blocks of a message between two ranks: few, because it moves beside the computation.
-constexpr int kMessageThreadBlocks = 2;
+// Thread blocks: few, because they run beside the computation, and take memory for each peer
+// (ReplicasBytes, parallel/plan/memory.h).
+constexpr int kMessageThreadBlocks = 2, kCollectiveThreadBlocks = 8;
 
-absl::Status NcclStatus(const char* call, ncclResult_t result) {
+// NCCL keeps its last warning, whether or not it prints any. What the system refuses while ranks
+// connect is refused at the next start too.
+absl::Status NcclStatus(const std::string& call, ncclResult_t result, bool connecting = false) {
   if (result == ncclSuccess) return absl::OkStatus();
-  const std::string text = absl::StrCat(call, ": ", ncclGetErrorString(result));
+  const std::string warning = ncclGetLastError(nullptr);
+  const std::string text = absl::StrCat(call, ": ", ncclGetErrorString(result),
+                                        warning.empty() ? "" : "; last warning: ", warning);
+  if (absl::StrContains(warning, "out of memory") || absl::StrContains(warning, "Failed to CUDA")) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    return DoesNotFitError(text, "; ", free >> 20, " MiB of the GPU are free");
+  }
+  if (connecting && (result == ncclSystemError || result == ncclInvalidUsage)) {
+    return PreflightError(text);
+  }
   return result == ncclRemoteError || result == ncclSystemError ? absl::UnavailableError(text)
                                                                 : absl::InternalError(text);
 }
@@ -66,69 +78,90 @@ absl::Status CallWithin(absl::Duration limit, int device, std::function<absl::St
       result.wait_for(absl::ToChronoNanoseconds(limit)) == std::future_status::ready) {
     return result.get();
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat("not finished after ", absl::FormatDuration(limit)));
+  return NotFinished("NCCL", limit);
 }
 
 // Launches something on a lane.
 using NcclLaunch = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
-// Several calls of NCCL that begin at once.
-class NcclGroup {
+// Calls of NCCL that begin at once: those whose results `calls` gives to its argument.
+template <typename Calls>
+ncclResult_t Together(const Calls& calls) {
+  ncclResult_t first = ncclGroupStart();
+  const auto add = [&](ncclResult_t call) { first = first == ncclSuccess ? call : first; };
+  calls(add);
+  add(ncclGroupEnd());
+  return first;
+}
+
+class Lanes;
+
+// What has been launched on a lane. Where it is dropped before it has ended well, all lanes end.
+class NcclTransfer final : public Transfer {
  public:
-  NcclGroup() : result_(ncclGroupStart()) {}
-  void Add(ncclResult_t call) {
-    if (result_ == ncclSuccess) result_ = call;
-  }
-  ncclResult_t End() {
-    Add(ncclGroupEnd());
-    return result_;
-  }
+  NcclTransfer(std::shared_ptr<Lanes> lanes, std::string text)
+      : text(std::move(text)), lanes_(std::move(lanes)) {}
+  ~NcclTransfer() override;
 
- private:
-  ncclResult_t result_;
-};
-
-// Stands for what has been launched on a lane.
-struct NcclOperation {
-  explicit NcclOperation(std::string text) : text(std::move(text)) {}
-  ~NcclOperation() {
-    if (inputs_ready != nullptr) cudaEventDestroy(inputs_ready);
-    if (ended != nullptr) cudaEventDestroy(ended);
+  absl::Status Wait(absl::Duration limit) override {
+    const absl::Time begin = absl::Now();
+    while (!Done()) {
+      const absl::Duration waited = absl::Now() - begin;
+      if (waited >= limit) return NotFinished(text, limit);
+      absl::SleepFor(std::min(PauseAfter(waited), limit - waited));
+    }
+    return result;
+  }
+  bool Done() override;
+  void Fail(const absl::Status& why) {
+    finished = true;
+    result = WithPrefix(text, why);
   }
 
+  // Of the lane.
   const std::string text;              // "Send to rank 1, 8 B"
   cudaEvent_t inputs_ready = nullptr;  // recorded in the buffers' stream
   cudaEvent_t ended = nullptr;         // recorded in the lane's stream
   bool finished = false;
   absl::Status result;
+
+ private:
+  const std::shared_ptr<Lanes> lanes_;
 };
+
+// Sender and receiver of a lane's messages.
+using Ends = std::pair<int, int>;
+constexpr Ends kAll = {-1, -1};  // those of the lane of collectives
 
 // A lane as NCCL knows it. The thread that connects it may outlive the lane.
 struct NcclEnd {
+  Ends ends;
   int device = 0;
   int index = 0, size = 0;  // this rank among the members
-  int thread_blocks = 0;    // at most; 0: as many as NCCL likes
   ncclUniqueId id = {};
   ncclComm_t comm = nullptr;
   cudaStream_t stream = nullptr;
+  bool connected = false;
+
+  absl::Status Check(ncclResult_t result) const {
+    return NcclStatus(ends == kAll
+                          ? "NCCL of all ranks"
+                          : absl::StrCat("NCCL from rank ", ends.first, " to ", ends.second),
+                      result, /*connecting=*/!connected);
+  }
 
   // Returns the first error of the communicator.
   absl::Status State() const {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-    return NcclStatus("NCCL", asked == ncclSuccess ? state : asked);
+    return Check(asked == ncclSuccess ? state : asked);
   }
 };
 
 class NcclLane {
  public:
-  // `members` are ranks of the group, in the lane's order.
-  NcclLane(std::vector<int> members, NcclEnd end)
-      : members_(std::move(members)), end_(std::make_shared<NcclEnd>(end)) {}
-
+  explicit NcclLane(const NcclEnd& end) : end_(std::make_shared<NcclEnd>(end)) {}
   ~NcclLane() {
-    if (!launched_.empty()) Abort(absl::AbortedError("the communicator is gone"));
     if (made_) {
       CallWithin(kEndLimit, end_->device, [comm = end_->comm] {
         ncclCommFinalize(comm);
@@ -140,100 +173,88 @@ class NcclLane {
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
-  // Makes the stream and begins to exchange the id, which the first member sends with `tag`.
-  absl::Status StartExchange(Communicator& control, int tag,
+  // Makes the stream and begins to exchange the id, which the first member sends.
+  absl::Status StartExchange(Communicator& control,
                              std::vector<std::unique_ptr<Transfer>>& transfers) {
-    RETURN_IF_ERROR(CudaStatus("cudaStreamCreateWithFlags",
-                               cudaStreamCreateWithFlags(&end_->stream, cudaStreamNonBlocking)));
+    const bool all = end_->ends == kAll;
+    int least = 0, greatest = 0;  // messages go before products that wait for a multiprocessor
+    cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    RETURN_IF_ERROR(CudaStatus(
+        "cudaStreamCreateWithPriority",
+        cudaStreamCreateWithPriority(&end_->stream, cudaStreamNonBlocking, all ? 0 : greatest)));
     const Buffer buffer = Buffer::Of(std::span<char>(end_->id.internal));
+    const int tag = all ? 1 : 0;
     if (end_->index != 0) {
-      ASSIGN_OR_RETURN(transfers.emplace_back(), control.Receive(buffer, members_[0], tag));
+      ASSIGN_OR_RETURN(transfers.emplace_back(),
+                       control.Receive(buffer, all ? 0 : end_->ends.first, tag));
       return absl::OkStatus();
     }
-    RETURN_IF_ERROR(NcclStatus("ncclGetUniqueId", ncclGetUniqueId(&end_->id)));
-    for (size_t member = 1; member < members_.size(); ++member) {
-      ASSIGN_OR_RETURN(transfers.emplace_back(), control.Send(buffer, members_[member], tag));
+    RETURN_IF_ERROR(end_->Check(ncclGetUniqueId(&end_->id)));
+    for (int member = 1; member < end_->size; ++member) {
+      ASSIGN_OR_RETURN(transfers.emplace_back(),
+                       control.Send(buffer, all ? member : end_->ends.second, tag));
     }
     return absl::OkStatus();
   }
 
   const std::shared_ptr<NcclEnd>& end() const { return end_; }
-  const absl::Status& error() const { return error_; }  // why it has been aborted
-  void SetMade() { made_ = true; }                      // NCCL has a communicator
+  void SetMade() { made_ = true; }  // NCCL has a communicator
+  // Returns the communicator, to be aborted; null where there is none.
+  ncclComm_t Take() { return std::exchange(made_, false) ? end_->comm : nullptr; }
 
   // Launches the operation, ordered after what `inputs` (a CUDA stream) holds now.
-  void Start(const std::shared_ptr<NcclOperation>& operation, void* inputs,
-             const NcclLaunch& launch) {
-    launched_.push_back(operation);
-    const absl::Status status =
-        error_.ok() ? Launch(*operation, static_cast<cudaStream_t>(inputs), launch) : error_;
-    if (!status.ok()) Abort(status);
-  }
-
-  // Sees what has ended.
-  void Advance() {
-    if (!made_) return;
-    while (!launched_.empty()) {
-      const cudaError_t state = cudaEventQuery(launched_.front()->ended);
-      if (state == cudaErrorNotReady) break;
-      if (state != cudaSuccess) return Abort(CudaStatus("cudaEventQuery", state));
-      launched_.front()->finished = true;
-      launched_.pop_front();
-    }
-    const absl::Status status = end_->State();
-    if (!status.ok()) Abort(status);
-  }
-
-  // Ends the GPU's work on this lane, so that memory may be freed; operations fail with `why`.
-  void Abort(const absl::Status& why) {
-    if (made_) {
-      CallWithin(kEndLimit, end_->device, [comm = end_->comm] {
-        return NcclStatus("ncclCommAbort", ncclCommAbort(comm));
-      }).IgnoreError();
-    }
-    made_ = false;
-    if (error_.ok()) error_ = why;
-    for (const auto& operation : launched_) {
-      operation->finished = true;
-      operation->result =
-          absl::Status(why.code(), absl::StrCat(operation->text, ": ", why.message()));
-    }
-    launched_.clear();
-  }
-
- private:
-  absl::Status Launch(NcclOperation& operation, cudaStream_t inputs, const NcclLaunch& launch) {
+  absl::Status Launch(NcclTransfer& operation, void* inputs, const NcclLaunch& launch) {
+    launched_.push_back(&operation);
     for (cudaEvent_t* event : {&operation.inputs_ready, &operation.ended}) {
       RETURN_IF_ERROR(CudaStatus("cudaEventCreateWithFlags",
                                  cudaEventCreateWithFlags(event, cudaEventDisableTiming)));
     }
-    RETURN_IF_ERROR(CudaStatus("cudaEventRecord", cudaEventRecord(operation.inputs_ready, inputs)));
+    RETURN_IF_ERROR(
+        CudaStatus("cudaEventRecord",
+                   cudaEventRecord(operation.inputs_ready, static_cast<cudaStream_t>(inputs))));
     RETURN_IF_ERROR(CudaStatus("cudaStreamWaitEvent",
                                cudaStreamWaitEvent(end_->stream, operation.inputs_ready, 0)));
-    RETURN_IF_ERROR(NcclStatus("NCCL", launch(end_->comm, end_->stream)));
+    RETURN_IF_ERROR(end_->Check(launch(end_->comm, end_->stream)));
     return CudaStatus("cudaEventRecord", cudaEventRecord(operation.ended, end_->stream));
   }
 
-  const std::vector<int> members_;
+  // Sees what has ended; returns the lane's error.
+  absl::Status Advance() {
+    if (!made_) return absl::OkStatus();
+    while (!launched_.empty()) {
+      const cudaError_t state = cudaEventQuery(launched_.front()->ended);
+      if (state == cudaErrorNotReady) break;
+      RETURN_IF_ERROR(CudaStatus("cudaEventQuery", state));
+      launched_.front()->finished = true;
+      launched_.pop_front();
+    }
+    return end_->State();
+  }
+
+  // Nobody waits any more for what is under way.
+  void Fail(const absl::Status& why) {
+    for (NcclTransfer* const operation : launched_) operation->Fail(why);
+    launched_.clear();
+  }
+
+ private:
   const std::shared_ptr<NcclEnd> end_;
   bool made_ = false;
-  absl::Status error_;                                   // the lane has been aborted
-  std::deque<std::shared_ptr<NcclOperation>> launched_;  // not ended
+  std::deque<NcclTransfer*> launched_;  // not ended
 };
 
 bool OnDevice(const Buffer& buffer) { return buffer.device.kind == Device::Kind::kCuda; }
 
 // Messages over a lane, whose first member is the sender.
-NcclLaunch MessagesOf(Communicator::Direction direction, std::vector<Buffer> buffers) {
-  const bool sends = direction == Communicator::Direction::kSend;
+NcclLaunch MessagesOf(bool sends, std::vector<Buffer> buffers) {
   return [buffers = std::move(buffers), sends](ncclComm_t comm, cudaStream_t stream) {
-    NcclGroup group;
-    for (const Buffer& b : buffers) {
-      const auto bytes = static_cast<size_t>(b.bytes);
-      group.Add(sends ? ncclSend(b.data, bytes, ncclUint8, /*peer=*/1, comm, stream)
-                      : ncclRecv(b.data, bytes, ncclUint8, /*peer=*/0, comm, stream));
-    }
-    return group.End();
+    return Together([&](const auto& add) {
+      for (const Buffer& b : buffers) {
+        const auto bytes = static_cast<size_t>(b.bytes);
+        add(sends ? ncclSend(b.data, bytes, ncclUint8, /*peer=*/1, comm, stream)
+                  : ncclRecv(b.data, bytes, ncclUint8, /*peer=*/0, comm, stream));
+      }
+    });
   };
 }
 
@@ -247,16 +268,16 @@ NcclLaunch AllToAllOf(std::vector<Buffer> send, std::vector<Buffer> receive, siz
                           cudaMemcpyDeviceToDevice, stream);
       if (copied != cudaSuccess) return ncclUnhandledCudaError;
     }
-    NcclGroup group;
-    for (size_t r = 0; r < send.size(); ++r) {
-      const int peer = static_cast<int>(r);
-      const auto out = static_cast<size_t>(send[r].bytes),
-                 in = static_cast<size_t>(receive[r].bytes);
-      if (r == rank) continue;
-      if (out > 0) group.Add(ncclSend(send[r].data, out, ncclUint8, peer, comm, stream));
-      if (in > 0) group.Add(ncclRecv(receive[r].data, in, ncclUint8, peer, comm, stream));
-    }
-    return group.End();
+    return Together([&](const auto& add) {
+      for (size_t r = 0; r < send.size(); ++r) {
+        const int peer = static_cast<int>(r);
+        const auto out = static_cast<size_t>(send[r].bytes),
+                   in = static_cast<size_t>(receive[r].bytes);
+        if (r == rank) continue;
+        if (out > 0) add(ncclSend(send[r].data, out, ncclUint8, peer, comm, stream));
+        if (in > 0) add(ncclRecv(receive[r].data, in, ncclUint8, peer, comm, stream));
+      }
+    });
   };
 }
 
@@ -270,20 +291,11 @@ bool IsRegular(std::span<const Buffer> parts) {
   return true;
 }
 
-// Parts that are not regular are a group of broadcasts, which move over the same links.
-NcclLaunch AllGatherOf(Buffer mine, std::vector<Buffer> all) {
-  return [mine, all = std::move(all)](ncclComm_t comm, cudaStream_t stream) {
-    if (IsRegular(all)) {
-      return ncclAllGather(mine.data, all[0].data, static_cast<size_t>(mine.bytes), ncclUint8, comm,
-                           stream);
-    }
-    NcclGroup group;
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (all[r].bytes == 0) continue;
-      group.Add(ncclBroadcast(mine.data, all[r].data, static_cast<size_t>(all[r].bytes), ncclUint8,
-                              static_cast<int>(r), comm, stream));
-    }
-    return group.End();
+// Parts that are not regular are messages, as many bytes as round a ring, and all at once.
+NcclLaunch AllGatherOf(std::vector<Buffer> all, Buffer mine, size_t rank) {
+  if (!IsRegular(all)) return AllToAllOf(std::vector<Buffer>(all.size(), mine), all, rank);
+  return [mine, to = all[0].data](ncclComm_t comm, cudaStream_t stream) {
+    return ncclAllGather(mine.data, to, static_cast<size_t>(mine.bytes), ncclUint8, comm, stream);
   };
 }
 
@@ -298,32 +310,29 @@ NcclLaunch ReduceScatterOf(Buffer blocks, int rank, int size) {
   };
 }
 
-// Something to be launched on a lane before the first step.
-struct Trial {
-  std::shared_ptr<NcclEnd> end;
-  NcclLaunch launch;
-};
+// Launches on lanes, before the first step.
+using Trials = std::vector<std::pair<std::shared_ptr<NcclEnd>, NcclLaunch>>;
 
 // Makes NCCL's communicators of all lanes at once; waits for the other members.
 absl::Status MakeCommunicators(const std::vector<std::shared_ptr<NcclEnd>>& ends) {
-  NcclGroup group;
-  for (const auto& end : ends) {
+  const auto make = [](NcclEnd& end) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
-    if (end->thread_blocks > 0) {
-      config.minCTAs = 1;
-      config.maxCTAs = end->thread_blocks;
-    }
-    group.Add(ncclCommInitRankConfig(&end->comm, end->size, end->id, end->index, &config));
-  }
-  return NcclStatus("ncclCommInitRankConfig", group.End());
+    config.minCTAs = 1;
+    config.maxCTAs = end.ends == kAll ? kCollectiveThreadBlocks : kMessageThreadBlocks;
+    return ncclCommInitRankConfig(&end.comm, end.size, end.id, end.index, &config);
+  };
+  const ncclResult_t made = Together([&](const auto& add) {
+    for (const auto& end : ends) add(make(*end));
+  });
+  return NcclStatus("ncclCommInitRankConfig", made, /*connecting=*/true);
 }
 
 // The first message between two ranks connects them: it takes memory of the device and waits for
 // it, so one trial has ended before the next one begins.
-absl::Status RunTrials(const std::vector<Trial>& trials, const std::atomic<bool>& given_up) {
+absl::Status RunTrials(const Trials& trials, const std::atomic<bool>& given_up) {
   for (const auto& [end, launch] : trials) {
-    RETURN_IF_ERROR(NcclStatus("NCCL", launch(end->comm, end->stream)));
+    RETURN_IF_ERROR(end->Check(launch(end->comm, end->stream)));
     cudaError_t state = cudaErrorNotReady;
     while (state == cudaErrorNotReady) {
       if (given_up) return absl::AbortedError("given up");
@@ -337,13 +346,10 @@ absl::Status RunTrials(const std::vector<Trial>& trials, const std::atomic<bool>
 }
 
 constexpr int64_t kTrialBytes = 16;
-// The time in which RunTrials sees that it has been given up.
-constexpr absl::Duration kLeaveTime = absl::Milliseconds(10);
 
-// Adds every collective of `connections`, in the forms and the extreme sizes that NCCL connects
-// apart.
+// Adds every collective of `connections`, in the extreme sizes, which NCCL connects apart.
 void AddTrialsOfAll(const Communicator::Connections& connections,
-                    const std::shared_ptr<NcclEnd>& end, std::vector<Trial>& trials) {
+                    const std::shared_ptr<NcclEnd>& end, Trials& trials) {
   const int size = end->size, rank = end->index;
   const auto add = [&](NcclLaunch launch) { trials.push_back({end, std::move(launch)}); };
   const auto parts = [&](int64_t bytes) {
@@ -352,30 +358,28 @@ void AddTrialsOfAll(const Communicator::Connections& connections,
     return all;
   };
   const int64_t most = connections.scratch.bytes / size / kTrialBytes * kTrialBytes;
-  if (connections.all_to_all) {
+  if (connections.all_to_all || connections.all_gather) {
     add(AllToAllOf(parts(kTrialBytes / 2), parts(kTrialBytes / 2), static_cast<size_t>(rank)));
   }
   for (const int64_t bytes : {kTrialBytes, most}) {
     if (connections.reduce_scatter) {
       add(ReduceScatterOf(connections.scratch.Part(0, bytes * size), rank, size));
     }
-    if (!connections.all_gather) continue;
-    std::vector<Buffer> all = parts(bytes);
-    add(AllGatherOf(all[static_cast<size_t>(rank)], all));
-    all.back().bytes -= 4;
-    add(AllGatherOf(all[static_cast<size_t>(rank)], all));
+    if (connections.all_gather) {
+      add(AllGatherOf(parts(bytes), connections.scratch.Part(rank * bytes, bytes),
+                      static_cast<size_t>(rank)));
+    }
   }
 }
-
-// Tags of the group that exchanges ids.
-constexpr int kMessageTag = 0;
-constexpr int kLaneOfAllTag = 1;
 
 // The lanes of one rank in one group.
 class Lanes {
  public:
   Lanes(std::unique_ptr<Communicator> control, int device)
       : control_(std::move(control)), device_(device) {}
+  ~Lanes() {
+    if (!error_.ok()) GiveUp(error_);
+  }
 
   // Each returns null where Connect has not been told.
   NcclLane* Message(int from, int to) const { return Find({from, to}); }
@@ -388,40 +392,54 @@ class Lanes {
     if (connections.scratch.bytes < 2 * kTrialBytes * control_->size()) {
       return InvalidArgument("Connect: ", connections.scratch.bytes, " B of scratch memory");
     }
-    absl::Status status = CudaStatus("cudaSetDevice", cudaSetDevice(device_));
-    if (status.ok()) status = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
-    if (!status.ok()) {
-      Abort(status);
-      return status;
+    RETURN_IF_ERROR(CudaStatus("cudaSetDevice", cudaSetDevice(device_)));
+    error_ = ConnectLanes(connections, AddLanes(connections), absl::Now() + limit);
+    if (absl::IsDeadlineExceeded(error_)) {  // a thread may be inside of NCCL: it is left behind
+      for (const auto& [ends, lane] : lanes_) lane->Take();
     }
-    for (bool Communicator::Connections::*use :
-         {&Communicator::Connections::all_to_all, &Communicator::Connections::all_gather,
-          &Communicator::Connections::reduce_scatter}) {
-      connected_.*use |= connections.*use;
-    }
+    RETURN_IF_ERROR(error_);
+    connected_.all_to_all |= connections.all_to_all;
+    connected_.all_gather |= connections.all_gather;
+    connected_.reduce_scatter |= connections.reduce_scatter;
     return absl::OkStatus();
   }
 
-  // An error of one lane ends all: whatever waits for the same peer may never see it.
+  // Launches the operation on a lane; an error is told where it is waited for.
+  void Start(NcclLane& lane, NcclTransfer& operation, void* inputs, const NcclLaunch& launch) {
+    cudaSetDevice(device_);
+    if (!error_.ok()) return operation.Fail(error_);
+    Fail(lane, lane.Launch(operation, inputs, launch));
+  }
+
+  // Sees what has ended.
   void Advance() {
     cudaSetDevice(device_);
     for (const auto& [ends, lane] : lanes_) {
-      lane->Advance();
-      if (!lane->error().ok()) return Abort(lane->error());
+      if (error_.ok()) Fail(*lane, lane->Advance());
     }
   }
-  void Abort(const absl::Status& why) {
+
+  // Ends the GPU's work on all lanes, so that memory may be freed; operations fail with `why`. The
+  // communicators are aborted at once: each frees memory, which waits for the others' work.
+  void GiveUp(const absl::Status& why) {
+    error_.Update(why);
+    std::vector<ncclComm_t> comms;
     for (const auto& [ends, lane] : lanes_) {
-      if (lane->error().ok()) lane->Abort(why);
+      lane->Fail(error_);
+      if (ncclComm_t comm = lane->Take()) comms.push_back(comm);
     }
+    if (comms.empty()) return;
+    CallWithin(kEndLimit, device_, [comms] {
+      const auto abort_all = [&](const auto& add) {
+        for (ncclComm_t comm : comms) add(ncclCommAbort(comm));
+      };
+      return NcclStatus("ncclCommAbort", Together(abort_all));
+    }).IgnoreError();
   }
 
   int device() const { return device_; }
 
  private:
-  using Ends = std::pair<int, int>;  // sender, receiver
-  static constexpr Ends kAll = {-1, -1};
-
   // The order in which lanes are tried, the same for all ranks, so that none waits for ever. Along
   // a pipeline most lanes of a kind (from even or odd ranks, up or down) are tried at once.
   struct ByTurn {
@@ -430,6 +448,17 @@ class Lanes {
       return {ends == kAll, ends.first % 2, ends.second < ends.first, ends};
     }
   };
+
+  // An error of one lane ends all: whatever waits for the same peer may never see it. Only what is
+  // under way on that lane says that a peer is lost.
+  void Fail(NcclLane& lane, const absl::Status& status) {
+    if (status.ok()) return;
+    lane.Fail(status);
+    error_.Update(absl::IsUnavailable(status)
+                      ? absl::CancelledError(absl::StrCat("given up: ", status.message()))
+                      : status);
+    for (const auto& [ends, other] : lanes_) other->Fail(error_);
+  }
 
   NcclLane* Find(const Ends& ends) const {
     const auto found = lanes_.find(ends);
@@ -449,17 +478,12 @@ class Lanes {
     for (const Ends& ends : wanted) {
       auto& lane = lanes_[ends];
       if (lane != nullptr) continue;
-      std::vector<int> members = {ends.first, ends.second};
-      if (ends == kAll) {
-        members.resize(static_cast<size_t>(control_->size()));
-        std::iota(members.begin(), members.end(), 0);
-      }
-      const auto me = std::find(members.begin(), members.end(), rank);
-      const NcclEnd end{.device = device_,
-                        .index = static_cast<int>(me - members.begin()),
-                        .size = static_cast<int>(members.size()),
-                        .thread_blocks = ends == kAll ? 0 : kMessageThreadBlocks};
-      lane = std::make_unique<NcclLane>(std::move(members), end);
+      const bool all = ends == kAll;
+      lane = std::make_unique<NcclLane>(
+          NcclEnd{.ends = ends,
+                  .device = device_,
+                  .index = all ? rank : static_cast<int>(rank == ends.second),
+                  .size = all ? control_->size() : 2});
       added.push_back(ends);
     }
     return added;
@@ -475,21 +499,18 @@ class Lanes {
     for (const Ends& lane : added) lanes_[lane]->SetMade();
     RETURN_IF_ERROR(control_->Barrier(deadline - absl::Now()));
     const auto given_up = std::make_shared<std::atomic<bool>>(false);
-    absl::Status tried = CallWithin(
+    const absl::Status tried = CallWithin(
         deadline - absl::Now(), device_,
         [trials = TrialsOf(connections, added), given_up] { return RunTrials(trials, *given_up); });
-    if (!tried.ok()) {  // the thread leaves NCCL's communicators alone before they are aborted
-      *given_up = true;
-      absl::SleepFor(kLeaveTime);
-      return tried;
-    }
+    *given_up = true;
+    RETURN_IF_ERROR(tried);
+    for (const Ends& lane : added) lanes_[lane]->end()->connected = true;
     return control_->Barrier(deadline - absl::Now());
   }
 
   absl::Status ExchangeIds(const std::vector<Ends>& added, absl::Time deadline) {
     for (const Ends& ends : added) {
-      const int tag = ends == kAll ? kLaneOfAllTag : kMessageTag;
-      RETURN_IF_ERROR(lanes_[ends]->StartExchange(*control_, tag, id_transfers_));
+      RETURN_IF_ERROR(lanes_[ends]->StartExchange(*control_, id_transfers_));
     }
     for (const auto& transfer : id_transfers_) {
       RETURN_IF_ERROR(transfer->Wait(deadline - absl::Now()));
@@ -498,16 +519,13 @@ class Lanes {
     return control_->Barrier(deadline - absl::Now());
   }
 
-  std::vector<Trial> TrialsOf(const Communicator::Connections& connections,
-                              const std::vector<Ends>& added) {
-    std::vector<Trial> trials;
+  Trials TrialsOf(const Communicator::Connections& connections, const std::vector<Ends>& added) {
+    Trials trials;
     for (const Ends& ends : added) {
       if (ends == kAll) continue;
       const bool sends = ends.first == control_->rank();
-      const auto direction =
-          sends ? Communicator::Direction::kSend : Communicator::Direction::kReceive;
       const Buffer message = connections.scratch.Part(sends ? 0 : kTrialBytes, kTrialBytes);
-      trials.push_back({lanes_[ends]->end(), MessagesOf(direction, {message})});
+      trials.push_back({lanes_[ends]->end(), MessagesOf(sends, {message})});
     }
     if (const NcclLane* const all = Find(kAll)) AddTrialsOfAll(connections, all->end(), trials);
     return trials;
@@ -518,41 +536,22 @@ class Lanes {
   std::map<Ends, std::unique_ptr<NcclLane>, ByTurn> lanes_;
   // Kept when one fails: dropped before the job ends, it would end it with another code.
   std::vector<std::unique_ptr<Transfer>> id_transfers_;
+  absl::Status error_;                   // the group is given up
   Communicator::Connections connected_;  // the collectives that have been connected
 };
 
-class NcclTransfer final : public Transfer {
- public:
-  NcclTransfer(std::shared_ptr<Lanes> lanes, std::shared_ptr<NcclOperation> operation)
-      : lanes_(std::move(lanes)), operation_(std::move(operation)) {}
-
-  ~NcclTransfer() override {
-    if (Done()) return;
-    lanes_->Abort(absl::AbortedError(absl::StrCat("this rank gave up ", operation_->text)));
+NcclTransfer::~NcclTransfer() {
+  if (!Done() || !result.ok()) {
+    lanes_->GiveUp(absl::AbortedError(absl::StrCat("this rank gave up ", text)));
   }
+  if (inputs_ready != nullptr) cudaEventDestroy(inputs_ready);
+  if (ended != nullptr) cudaEventDestroy(ended);
+}
 
-  absl::Status Wait(absl::Duration limit) override {
-    const absl::Time begin = absl::Now();
-    while (!Done()) {
-      const absl::Duration waited = absl::Now() - begin;
-      if (waited >= limit) {
-        return absl::DeadlineExceededError(
-            absl::StrCat(operation_->text, ": not finished after ", absl::FormatDuration(limit)));
-      }
-      absl::SleepFor(std::min(PauseAfter(waited), limit - waited));
-    }
-    return operation_->result;
-  }
-
-  bool Done() override {
-    lanes_->Advance();
-    return operation_->finished;
-  }
-
- private:
-  const std::shared_ptr<Lanes> lanes_;
-  const std::shared_ptr<NcclOperation> operation_;
-};
+bool NcclTransfer::Done() {
+  lanes_->Advance();
+  return finished;
+}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -578,7 +577,7 @@ class NcclCommunicator final : public Communicator {
     const bool sends = direction == Direction::kSend;
     return Start(sends ? lanes_->Message(rank(), peer) : lanes_->Message(peer, rank()),
                  MessageText(direction, peer), buffers,
-                 MessagesOf(direction, {buffers.begin(), buffers.end()}));
+                 MessagesOf(sends, {buffers.begin(), buffers.end()}));
   }
 
   TransferOr AllToAll(std::span<const Buffer> send, std::span<const Buffer> receive) override {
@@ -601,7 +600,7 @@ class NcclCommunicator final : public Communicator {
     std::vector<Buffer> buffers = {mine};
     buffers.insert(buffers.end(), all.begin(), all.end());
     return Start(lanes_->OfAll(&Connections::all_gather), "AllGather", buffers,
-                 AllGatherOf(mine, {all.begin(), all.end()}));
+                 AllGatherOf({all.begin(), all.end()}, mine, static_cast<size_t>(rank())));
   }
 
   TransferOr ReduceScatter(Buffer blocks) override {
@@ -641,10 +640,9 @@ class NcclCommunicator final : public Communicator {
       return FailedPrecondition(call, ", ", bytes,
                                 " B of a GPU: these ranks were not connected for it");
     }
-    auto operation = std::make_shared<NcclOperation>(absl::StrCat(call, ", ", bytes, " B"));
-    cudaSetDevice(lanes_->device());
-    lane->Start(operation, buffers[0].device.stream, launch);
-    return std::make_unique<NcclTransfer>(lanes_, std::move(operation));
+    auto started = std::make_unique<NcclTransfer>(lanes_, absl::StrCat(call, ", ", bytes, " B"));
+    lanes_->Start(*lane, *started, buffers[0].device.stream, launch);
+    return started;
   }
 
   const std::unique_ptr<Communicator> owned_host_;  // of a group that Split made
@@ -652,33 +650,23 @@ class NcclCommunicator final : public Communicator {
   const std::shared_ptr<Lanes> lanes_;
 };
 
-// Any error means that there is no such GPU: without a driver the count is not even written.
-absl::Status CheckDevice(int device) {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && device >= 0 && device < count) return absl::OkStatus();
-  const std::string why = error == cudaSuccess ? absl::StrCat("there are ", count)
-                                               : std::string(cudaGetErrorString(error));
-  return PreflightError("no GPU ", device, ": ", why);
-}
-
 // A library that is older than the header does not know what communicators are made with.
-absl::Status CheckVersion() {
+static_assert(NCCL_VERSION_CODE >= 22809, "before NCCL 2.28.9 large jobs may hang");
+absl::Status CheckDeviceAndVersion(int device) {
+  const cudaError_t set = cudaSetDevice(device);
+  if (set != cudaSuccess) return PreflightError("no GPU ", device, ": ", cudaGetErrorString(set));
   int loaded = 0;
   ncclGetVersion(&loaded);
-  constexpr int kMinor = 100;  // 2.27.5 is 22705
-  if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor) return absl::OkStatus();
-  return PreflightError("NCCL ", loaded / 10000, ".", loaded / kMinor % 100,
-                        " is loaded, this build needs ", NCCL_MAJOR, ".", NCCL_MINOR,
-                        " or newer (LD_LIBRARY_PATH)");
+  if (loaded >= NCCL_VERSION_CODE) return absl::OkStatus();
+  return PreflightError("NCCL ", NcclVersion(), " is loaded, this build needs ", NCCL_MAJOR, ".",
+                        NCCL_MINOR, ".", NCCL_PATCH, " or newer (LD_LIBRARY_PATH)");
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    int device) {
-  RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckDevice(device)));
-  RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckVersion()));
+  RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckDeviceAndVersion(device)));
   ASSIGN_OR_RETURN(auto control, bootstrap.Split(0, bootstrap.rank()));
   return std::make_unique<NcclCommunicator>(bootstrap, nullptr, std::move(control), device);
 }

@@ -57,6 +57,11 @@ inline absl::Duration PauseAfter(absl::Duration idle) {
   return std::clamp(idle / 8, absl::Microseconds(20), absl::Microseconds(500));
 }
 
+inline absl::Status NotFinished(const std::string& what, absl::Duration limit) {
+  return absl::DeadlineExceededError(
+      absl::StrCat(what, ": not finished after ", absl::FormatDuration(limit)));
+}
+
 // `Backend` has Wait, as above, and GiveUp, which takes the message's memory back.
 template <typename Backend, typename Message>
 class PendingTransfer final : public Transfer {
@@ -68,8 +73,7 @@ class PendingTransfer final : public Transfer {
 
   absl::Status Wait(absl::Duration limit) override {
     if (backend_->Wait(*message_, limit)) return message_->result;
-    return absl::DeadlineExceededError(
-        absl::StrCat(message_->Text(), ": not finished after ", absl::FormatDuration(limit)));
+    return NotFinished(message_->Text(), limit);
   }
 
   bool Done() override { return backend_->Wait(*message_, absl::ZeroDuration()); }

@@ -73,9 +73,9 @@ MUTANTS = {
         "trainer/rank_context.cc", "AgreeOnStatus(\n      world, MakeOpsWithMemory(run.compute(), options.traced, whole, plan, *context)));",
         "MakeOpsWithMemory(run.compute(), options.traced, whole, plan, *context));", ERRORS),
     "old-nccl-is-taken": (
-        "parallel/comm/nccl_communicator.cc", "if (loaded / kMinor >= NCCL_VERSION_CODE / kMinor)", "if (loaded > 0)", ERRORS),
+        "parallel/comm/nccl_communicator.cc", "if (loaded >= NCCL_VERSION_CODE)", "if (loaded >= 22805)", ERRORS),
     "gpus-are-shared": (
-        "launch/device_group.cc", "if (hosts[rank] != hosts[other] || names[rank] != names[other]) continue;", "continue;", ERRORS),
+        "launch/device_group.cc", "if (names[rank] != names[other]) continue;", "continue;", ERRORS),
     "architectures-are-not-compared": (
         CUDA + "devices.cc", "built / 10 == capability / 10", "built <= capability", ERRORS),
     "memory-is-not-measured": (
@@ -333,18 +333,28 @@ MUTANTS = {
     "lane-does-not-wait-for-its-inputs": (
         LANES, "cudaStreamWaitEvent(end_->stream, operation.inputs_ready, 0)", "cudaSuccess", NCCL),
     "connected-without-a-trial": (
-        LANES, "for (const auto& [end, launch] : trials) {", "for (const auto& [end, launch] : trials) {\n    if (device >= 0) continue;",
+        LANES, "for (const auto& [end, launch] : trials) {", "for (const auto& [end, launch] : trials) {\n    if (end->device >= 0) continue;",
         NCCL),
     "collective-that-was-not-connected": (
         LANES, "return connected_.*use ? Find(kAll) : nullptr;", "return use == nullptr ? nullptr : Find(kAll);", NCCL),
     "other-lanes-are-not-aborted": (
-        LANES, "if (!lane->error().ok()) return Abort(lane->error());", "", NCCL),
+        LANES, "for (const auto& [ends, other] : lanes_) other->Fail(error_);", "", NCCL),
+    "lanes-end-one-after-the-other": (
+        LANES, "add(ncclCommAbort(comm));", "ncclGroupEnd(), add(ncclCommAbort(comm)), ncclGroupStart();", NCCL),
+    "another-lane-loses-the-peer": (
+        LANES, "absl::CancelledError(absl::StrCat(\"given up: \", status.message()))", "status", NCCL),
+    "what-a-start-lacks-is-a-lost-peer": (
+        LANES, "/*connecting=*/!connected", "/*connecting=*/false", NCCL),
+    "collectives-take-all-channels": (
+        LANES, "kCollectiveThreadBlocks = 8;", "kCollectiveThreadBlocks = 32;", NCCL),
+    "variables-are-not-looked-at": (
+        "launch/device_group.cc", "if (given == nullptr || given == value) continue;", "continue;", ERRORS),
     "next-update-does-not-wait-for-a-save": (
         "trainer/async_checkpointer.cc", "  snapshot_.HoldUpdate();\n", "", SAVES),
     "save-is-written-before-it-is-copied": (
         "trainer/rank_snapshot.cc", "      side_->Wait();\n", "", SAVES),
     "tensors-launched-one-by-one": (
-        LANES, "NcclGroup() : result_(ncclGroupStart()) {}", "NcclGroup() : result_(ncclSuccess) {}", NCCL),
+        LANES, "ncclResult_t first = ncclGroupStart();", "ncclResult_t first = ncclSuccess;", NCCL),
     "who-has-not-come-is-not-said": (
         "parallel/comm/heartbeat.cc", "heartbeat_.SetSuspect(LongestBusy());", "",
         "gpu_stuck_train_test --gtest_filter=*Replica*/GPU"),

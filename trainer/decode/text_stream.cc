@@ -1,7 +1,6 @@
 #include "trainer/decode/text_stream.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <streambuf>
