@@ -13,8 +13,8 @@ namespace deepnet {
 // (CUDA_VISIBLE_DEVICES), or none in this host.
 absl::StatusOr<int> CountGpus();
 
-// Returns what names GPU `index`, whatever other processes and containers call it and its host:
-// "0000:3B:00.0 GPU-5ee6... (NVIDIA H100)". Fails where this build has no kernels for its architecture.
+// Returns what names GPU `index`, whatever other processes call it and their hosts:
+// "0000:3B:00.0 GPU-5ee6... (NVIDIA H100)". Fails where this build has no kernels for it.
 absl::StatusOr<std::string> CheckGpu(int index);
 
 // Returns the versions that the driver is for and that the runtime has: "driver 13.0, runtime
