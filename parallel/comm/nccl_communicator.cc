@@ -38,8 +38,8 @@ constexpr absl::Duration kEndLimit = absl::Seconds(5);
 // (ReplicasBytes, parallel/plan/memory.h).
 constexpr int kMessageThreadBlocks = 2, kCollectiveThreadBlocks = 8;
 
-// NCCL keeps its last warning, whether or not it prints any. What the system refuses while ranks
-// connect is refused at the next start too.
+// NCCL keeps its last warning, whether or not it prints any. The system refuses at the next start
+// too what it refuses while ranks connect.
 absl::Status NcclStatus(const std::string& call, ncclResult_t result, bool connecting = false) {
   if (result == ncclSuccess) return absl::OkStatus();
   const std::string warning = ncclGetLastError(nullptr);
@@ -96,7 +96,8 @@ ncclResult_t Together(const Calls& calls) {
 
 class Lanes;
 
-// What has been launched on a lane. Where it is dropped before it has ended well, all lanes end.
+// Stands for what has been launched on a lane; all lanes end where it is dropped before it has
+// ended well.
 class NcclTransfer final : public Transfer {
  public:
   NcclTransfer(std::shared_ptr<Lanes> lanes, std::string text)
@@ -118,7 +119,7 @@ class NcclTransfer final : public Transfer {
     result = WithPrefix(text, why);
   }
 
-  // Of the lane.
+  // The lane uses these.
   const std::string text;              // "Send to rank 1, 8 B"
   cudaEvent_t inputs_ready = nullptr;  // recorded in the buffers' stream
   cudaEvent_t ended = nullptr;         // recorded in the lane's stream

@@ -27,7 +27,7 @@ PARAMETERS = 6  # so many and more are a struct, but for those of TOTALS
 EXCEPTIONS = {
     ("files of a folder", "trainer/kernels/native"): 46,
     ("files of a folder", "trainer/model"): 38,
-    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 680,
+    ("lines of a .cc file", "parallel/comm/nccl_communicator.cc"): 681,
     ("lines of a .cc file", "parallel/comm/sockets.cc"): 647,
     ("lines of a .cc file", "parallel/comm/tcp_communicator.cc"): 645,
     ("lines of a .cc file", "trainer/bench/bench.cc"): 662,
