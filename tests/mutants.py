@@ -315,6 +315,19 @@ MUTANTS = {
         "parity_spike_test --gtest_filter=*MetricsHave*"),
     "an-unscaled-embedding-is-exported-scaled": (
         INTEROP + "marian.cc", "model.unscaled_embedding() ? 1.0 :", "model.vocabulary_size() == 0 ? 1.0 :", INTEROP_TEST),
+    "files-of-a-corpus-are-in-memory-alone": (
+        DATA + "prepare/file_writer.cc", " || fsync(fileno(file_.get())) != 0", "",
+        "trainer_data_prepare_test --gtest_filter=Prepare.WhatIs*"),
+    "damaged-shards-are-linked": (
+        DATA + "prepare/blocks.cc", "        RETURN_IF_ERROR(only.CheckContent());\n", "", PARTS),
+    "another-cleaning-is-the-same-scan": (
+        DATA + "prepare/scan.cc", "      ToBytes(context.spec.cleaning()),\n", "", PARTS),
+    "only-the-first-shard-has-to-be-intact": (
+        DATA + "corpus.cc", "for (const Shard& shard : shards_) RETURN_IF_ERROR(shard.Intact());",
+        "RETURN_IF_ERROR(shards_[0].Intact());", "trainer_data_prepare_test --gtest_filter=CorpusTest.AStep*"),
+    "every-step-masks-the-same-pieces": (
+        DATA + "corpus_batch_source.cc", "{seed_, direction, pair.pair, step}", "{seed_, direction, pair.pair, 0}",
+        "trainer_data_prepare_test --gtest_filter=CorpusTest.AStep*"),
 }
 
 

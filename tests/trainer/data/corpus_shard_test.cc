@@ -171,8 +171,11 @@ TEST(MappedFileDeathTest, OtherFaultsGoToTheHandlerBefore) {
   const TempFolder folder;
   const std::string path = folder.Write("file", std::string(4096, 'x'));
   const int file = open(path.c_str(), O_RDONLY);
-  const auto* const bytes =
-      static_cast<const volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, file, 0));
+  // Where a file was that is mapped no more.
+  void* const former = const_cast<char*>(MappedFile::Open(path)->bytes().data());
+  const auto* const bytes = static_cast<const volatile char*>(
+      mmap(former, 4096, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0));
+  ASSERT_TRUE(bytes == former);
   std::filesystem::resize_file(path, 0);
   EXPECT_EXIT(static_cast<void>(bytes[0]), EndedBySigbus, "");
   close(file);
@@ -302,6 +305,14 @@ TEST(Shard, ADamagedBlockIsFoundByWhoReadsInItFirstAndOthersAreGood) {
   const Shard copy = *shard;
   EXPECT_THAT(std::string(copy.Intact().message()),
               HasSubstr("s: damaged: bytes 1052672 to 2101248 do not match their checksum"));
+
+  // The first one that is read is named.
+  bad[kShardDataOffset] ^= 1;
+  folder.Write("s", bad);
+  const auto twice = Shard::Open(folder.Path("s"));
+  ASSERT_TRUE(twice.ok()) << twice.status();
+  for (const int64_t pair : {150000, 0}) EXPECT_EQ(twice->First(pair).size(), 0u);
+  EXPECT_EQ(twice->Intact(), shard->Intact());
 
   for (const int64_t offset : {header.index_offset + 3, header.lengths_offset + 1}) {
     bad = good;

@@ -268,6 +268,20 @@ TEST(DataOrder, NamesTheDirectionsThatHaveLongPairsAlone) {
       DirectionsOfLongPairs(index, SpecOf("max_sentence_tokens: 99 directions: 'aa-en'")).empty());
 }
 
+TEST(DataOrder, WithoutAPairThatIsShortEnoughThereIsNone) {
+  class Index : public SyntheticIndex {
+   public:
+    using SyntheticIndex::SyntheticIndex;
+    LengthMoments Moments(int, int32_t) const override { return {}; }
+  };
+  const Index index({50});
+  EXPECT_EQ(DataOrder::Make(SpecOf("microbatch { max_target_tokens: 500 max_source_tokens: 500 }"),
+                            1, &index)
+                .status()
+                .message(),
+            "data.max_sentence_tokens: every pair has a side of more than 250 pieces");
+}
+
 TEST(DataOrder, KeepsItsCapacityAndItsNumberOfMicrobatches) {
   const SyntheticIndex index({70'000, 9'000});
   const DataOrder order = MakeOrder(

@@ -144,6 +144,13 @@ TEST(LineReader, GoesOnAtTheLineItIsToldTo) {
       EXPECT_EQ((*other)->line_number(), lines + 1);
     }
     EXPECT_FALSE((*LineReader::Open(path))->SkipTo(1, 10 * std::ssize(text)).ok() && bytes != text);
+    if (bytes != text) continue;
+    auto again = LineReader::Open(path);  // from its end to its beginning
+    ASSERT_TRUE(again.ok() && (*again)->ForEach([](std::string_view) {}).ok());
+    ASSERT_TRUE((*again)->SkipTo(0, 0).ok());
+    int lines = 0;
+    ASSERT_TRUE((*again)->ForEach([&](std::string_view) { ++lines; }).ok());
+    EXPECT_EQ(lines, 100000);
   }
 }
 
@@ -197,7 +204,7 @@ TEST(LineReader, CutsALineAtTheLimitAlone) {
   const TempFolder folder;
   for (const size_t size : {size_t{1 << 16}, size_t{1 << 16} + 1, size_t{1 << 18} + 5,
                             size_t{1 << 20} + 5, size_t{3 << 20}}) {
-    const std::string text = absl::StrCat("first\n", std::string(size, 'x'), "\r\nnext\nlast");
+    const std::string text = absl::StrCat("first\nb", std::string(size - 1, 'x'), "\r\nnext\nlast");
     for (const std::string& bytes : {text, Gzip(text), Zstd(text)}) {
       auto reader = LineReader::Open(folder.Write("a", bytes));
       ASSERT_TRUE(reader.ok());
@@ -207,12 +214,13 @@ TEST(LineReader, CutsALineAtTheLimitAlone) {
         lines.emplace_back(line);
         cut.push_back((*reader)->line_was_cut());
       }
-      EXPECT_TRUE(lines == std::vector<std::string>(
-                               {"first", std::string(size_t{1 << 16}, 'x'), "next", "last"}))
-          << size;
+      const std::string front = "b" + std::string((1 << 16) - 1, 'x');
+      EXPECT_TRUE(lines == std::vector<std::string>({"first", front, "next", "last"})) << size;
       // The '\r' counts.
       EXPECT_THAT(cut, ElementsAre(false, true, false, false)) << size;
     }
+    const std::string last = folder.Write("last", text.substr(0, text.size() - 11) + "xx");
+    EXPECT_EQ(ReadAll(last).size(), 2u) << size;
   }
   auto reader = LineReader::Open(folder.Write("a", std::string(1 << 16, 'x') + "\nnext"));
   std::string_view line;

@@ -49,6 +49,8 @@ TEST(SamplingWeights, AreMultipliedByTheFactors) {
     }
     EXPECT_EQ(SamplingWeights(counts, temperature, std::vector<double>(4, 3.0)), plain);
   }
+  // However small, it is drawn at times.
+  EXPECT_EQ(SamplingWeights(counts, 1.0, std::vector<double>{1e-12, 0.0, 1.0, 1.0})[0], 1);
 }
 
 TEST(SamplingPlan, GivesEachPairOnceByTheEndOfAnEpochAtTemperatureOne) {

@@ -654,6 +654,23 @@ TEST(Export, FailsWhereAnyChangeOfFilesDoesAndLeavesNothing) {
       last, ElementsAre("sync hf.deepnet-unfinished", "rename hf.deepnet-unfinished hf", "sync ."));
 }
 
+// The folder in memory has the name of a mount point.
+TEST(Export, FillsAMountPointThatItCannotReplace) {
+  MemoryFileSystem memory;
+  FaultFileSystem fs(memory);
+  SaveModel(memory, SampleModel(DEEPNORM));
+  ASSERT_TRUE(memory.MakeFolder("/proc").ok());
+  ASSERT_TRUE(ExportCheckpoint(fs, kSource, "/proc", {}).ok());
+  const std::vector<std::string> changes = fs.changes();
+  EXPECT_THAT(std::span(changes).last(3),
+              ElementsAre("rename /proc/.deepnet-unfinished/config.json /proc/config.json",
+                          "delete /proc/.deepnet-unfinished", "sync /proc"));
+  EXPECT_THAT(*memory.List("/proc"),
+              ElementsAre("config.json", "generation_config.json", "model.safetensors",
+                          "source.spm", "target.spm", "tokenizer_config.json", "vocab.json"));
+  EXPECT_TRUE(ImportFolder(memory, "/proc", "again", {}).ok());
+}
+
 TEST(Export, BeyondItsMemoryIsRefusedBeforeItBegins) {
   MemoryFileSystem fs;
   SaveModel(fs, SampleModel(DEEPNORM));

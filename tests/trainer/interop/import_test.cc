@@ -256,10 +256,15 @@ TEST(ImportM2m, OnlyLanguagesThatHaveARowAreThere) {
 TEST(ImportM2m, TensorsThatDoNotFitAreNamed) {
   M2mFolder m2m;
   m2m.WriteTensors("model.encoder.layers.7.fc1.weight");
-  EXPECT_THAT(m2m.Refusal(),
-              HasSubstr("tensor 'model.encoder.layers.7.fc1.weight' is none of this model's"));
-  m2m.WriteTensors("lm_head.weight");  // a copy of the embedding
-  EXPECT_TRUE(ImportFolder(m2m.fs_, "m2m", "copy", {}).ok());
+  EXPECT_THAT(
+      m2m.Refusal(),
+      HasSubstr("'m2m': tensor 'model.encoder.layers.7.fc1.weight' is none of this model's"));
+  for (const std::string copy :
+       {"lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight",
+        "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"}) {
+    m2m.WriteTensors(copy);
+    EXPECT_TRUE(ImportFolder(m2m.fs_, "m2m", copy, {}).ok()) << copy;
+  }
   const std::string size = "\"vocab_size\": ";
   m2m.Write("config.json",
             absl::StrReplaceAll(m2m.Config(), {{absl::StrCat(size, m2m.rows_),
@@ -312,8 +317,9 @@ TEST(Import, OfAnotherModelTypeIsRefusedByName) {
   EXPECT_EQ(std::string(ImportFolder(fs, "bart", "again", {}).status().message()),
             "'bart': model_type is 'bart'; imported are m2m_100 and what `export --format "
             "safetensors` wrote");
-  EXPECT_THAT(std::string(ImportFolder(fs, "nowhere", "again", {}).status().message()),
-              HasSubstr("nowhere/config.json"));
+  const absl::Status nowhere = ImportFolder(fs, "nowhere", "again", {}).status();
+  EXPECT_EQ(GetExitCode(nowhere), ExitCode::kCheckpoint);
+  EXPECT_THAT(std::string(nowhere.message()), HasSubstr("nowhere/config.json"));
 }
 
 TEST(Import, IntoAFolderThatHoldsSomethingOrOfNoModelOrWithoutMemoryIsRefused) {

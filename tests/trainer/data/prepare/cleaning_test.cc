@@ -1,11 +1,13 @@
 #include "trainer/data/prepare/cleaning.h"
 
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/trainer/data/temp_folder.h"
@@ -74,6 +76,8 @@ TEST_F(Cleaning, DropsALowScoreAndNoScoreThatIsNoNumber) {
   pair.first = "Hallo";
   pair.second = "Hello";
   pair.score = 0.99;
+  EXPECT_EQ(Judge(pair), DropReason::kBelowScore);
+  pair.score = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(Judge(pair), DropReason::kBelowScore);
   pair.score = 1.0;
   EXPECT_EQ(Judge(pair), DropReason::kNone);
@@ -146,6 +150,17 @@ TEST(DuplicateFinder, AgreesWithASetInMemoryAndOnDisk) {
           << line;
     }
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  }
+}
+
+TEST(DuplicateFinder, NamesAFileThatHasOtherRecordsThanWereWritten) {
+  const TempFolder folder;
+  for (const int records : {0, 2}) {
+    DuplicateFinder finder(folder.path(), 1);
+    ASSERT_TRUE(finder.Add(0, 1).ok() && finder.Add(1, 2).ok());
+    const std::string path = folder.Path("duplicates.0");
+    std::filesystem::resize_file(path, std::filesystem::file_size(path) * records);
+    EXPECT_THAT(std::string(finder.Finish().status().message()), ::testing::HasSubstr(path));
   }
 }
 

@@ -1,11 +1,14 @@
 #include "trainer/data/prepare/parallel_text.h"
 
+#include <fcntl.h>
+
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "tests/trainer/data/temp_folder.h"
 
@@ -57,6 +60,10 @@ TEST(PairReader, NamesFilesAndLinesOfUnevenTexts) {
   ReadPairs(files, &status);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("s ends after line 2"), HasSubstr("after line 5")));
+  files.score_file = folder.Write("s", "1\n2\n3\n4\n5\n6\n7\n");
+  EXPECT_EQ(ReadPairs(files, &status).size(), 5u);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("a ends after line 5"), HasSubstr("s after line 7")));
 }
 
 TEST(PairReader, TurnsTheColumnsOfATableAroundWhereTold) {
@@ -94,8 +101,16 @@ TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
   EXPECT_TRUE(pair.cut);
   EXPECT_FALSE(pair.malformed);
 
-  // One side that is cut cuts the pair.
+  // So may have been the second side.
   const std::string longer(LineReader::kMaxLineBytes + 1, 'x');
+  table.tsv_file = folder.Write("t", longer + "\tb\n");
+  reader = PairReader::Open(table);
+  ASSERT_TRUE(reader.ok());
+  ASSERT_TRUE((*reader)->Next(&pair).value());
+  EXPECT_TRUE(pair.cut);
+  EXPECT_FALSE(pair.malformed);
+
+  // One side that is cut cuts the pair.
   for (const bool first : {false, true}) {
     ParallelFiles sides;
     sides.first_file = folder.Write("a", (first ? longer : "a") + "\nnext\n");
@@ -120,6 +135,18 @@ TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
   EXPECT_EQ(pair.score, -300.0);
   ASSERT_TRUE((*reader)->Next(&pair).value());
   EXPECT_TRUE(pair.malformed);
+}
+
+TEST(StatInput, KnowsSizeAndTimeToTheNanosecond) {
+  const TempFolder folder;
+  const std::string path = folder.Write("a", "eins\n");
+  const timespec times[] = {{0, UTIME_OMIT}, {7, 89}};  // of reading, of writing
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  const auto input = StatInput("name", path);
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_EQ(input->name(), "name");
+  EXPECT_EQ(input->bytes(), 5);
+  EXPECT_EQ(input->modified_ns(), 7'000'000'089);
 }
 
 }  // namespace

@@ -13,7 +13,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -26,18 +28,32 @@
 #include <sys/syscall.h>
 
 #include "parallel/base/exit_code.h"
+#include "parallel/comm/agreement.h"
+#include "tests/support/run_ranks.h"
 #include "tests/support/thread_limit.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/corpus_manifest.h"
 #include "trainer/data/corpus_shard.h"
+#include "trainer/data/line_reader.h"
 
 namespace {
 int flock_error = 0;  // what flock fails with; 0: it works
 int link_error = 0;   // likewise
 int links_refused = 0;
 std::string no_rename_to;  // the path at which rename fails
+
+// Identifies what a descriptor or a path leads to: a file with its size, or a folder.
+using Identity = std::pair<ino_t, off_t>;
+Identity IdentityOf(const struct stat& status) {
+  return {status.st_ino, S_ISDIR(status.st_mode) ? -1 : status.st_size};
+}
+
+// What was given to fsync, in order: since something was renamed to `renamed_to`, and before.
+std::mutex synced_mutex;
+std::vector<Identity> synced, synced_before;
+std::string renamed_to;
 }  // namespace
 
 // Stands before the C library's.
@@ -54,7 +70,18 @@ extern "C" int link(const char* from, const char* to) noexcept {
   return -1;
 }
 
+extern "C" int fsync(int file) {
+  struct stat status = {};
+  const std::lock_guard lock(synced_mutex);
+  if (fstat(file, &status) == 0) synced.push_back(IdentityOf(status));
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
+
 extern "C" int rename(const char* from, const char* to) noexcept {
+  if (renamed_to == to) {
+    const std::lock_guard lock(synced_mutex);
+    synced_before = std::exchange(synced, {});
+  }
   if (no_rename_to != to) return renameat(AT_FDCWD, from, AT_FDCWD, to);
   errno = EIO;
   return -1;
@@ -231,10 +258,10 @@ TEST(Prepare, WarnsOfATextOfWhichMostIsDroppedWithTheReason) {
   EXPECT_EQ(progress.find("warning: de-en, train"), progress.npos) << progress;
 
   // Whatever the other texts of its languages are.
-  WritePairs(folder, "bad", "de", "en", {{"", "four"}, {"", "five"}});
+  WritePairs(folder, "bad", "de", "en", {{"\xff", "zero"}, {"", "four"}, {"", "five"}});
   progress.clear();
   ASSERT_TRUE(PrepareIn(folder, text("good", "") + text("bad", ""), &progress, "beside").ok());
-  EXPECT_THAT(progress, HasSubstr("warning: de-en, train: 2 of 2" + rest));
+  EXPECT_THAT(progress, HasSubstr("warning: de-en, train: 3 of 3" + rest + "empty side"));
 }
 
 TEST(Prepare, AMarkAtTheBeginningOfATextIsNoneOfIt) {
@@ -284,6 +311,8 @@ TEST(Prepare, RulesOfNormalizationAreReadFromAFileOrNamed) {
   const std::string model = folder.Read("out/tokenizer.model");
   EXPECT_TRUE(prepare("rules.tsv")->reused());
   EXPECT_TRUE(prepare("rules.tsv", /*extend=*/true)->reused());
+  EXPECT_TRUE(prepare("rules.tsv")->reused());
+  folder.Write("rules.tsv", "65\t45\n");  // the same bytes at another time
   EXPECT_TRUE(prepare("rules.tsv")->reused());
   folder.Write("rules.tsv", "65\t46\n");
   EXPECT_FALSE(prepare("rules.tsv")->reused());
@@ -451,15 +480,16 @@ TEST(Prepare, CountsEveryLineForOneReason) {
 TEST(Prepare, KeepsDuplicatesWhereTold) {
   const TempFolder folder;
   WritePairs(folder, "t", "de", "en", TextPairs(20, {"Guten Tag", "Good day"}));
+  folder.Write("other.tsv", "one\tun\ntwo\tdeux\n");  // where another pair has a duplicate
   const std::string text =
       "text { source_language: 'de' target_language: 'en' source_file: 't.de' target_file: 't.en' "
-      "}";
+      "} text { source_language: 'en' target_language: 'fr' tsv_file: 'other.tsv' }";
   auto report = PrepareIn(folder, text);
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->kept(), 1);
+  EXPECT_EQ(report->kept(), 1 + 2);
   report = PrepareIn(folder, text + "cleaning { keep_duplicates: true }", nullptr, "all");
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->kept(), 20);
+  EXPECT_EQ(report->kept(), 20 + 2);
 }
 
 TEST(Prepare, RefusesUnevenTextsNamingFilesAndLines) {
@@ -483,6 +513,11 @@ TEST(Prepare, RefusesBadUtf8InDevAndTestNamingFileAndLine) {
   folder.Write("opus/de-en/opus.de-en-dev.en", "good\nbad\n");
   EXPECT_THAT(Message(PrepareIn(folder, "opus100_folder: 'opus'")),
               HasSubstr("opus.de-en-dev.de:2: bad UTF-8"));
+  folder.Write("t.tsv", "gut\tgood\nschlecht\n");
+  EXPECT_THAT(Message(PrepareIn(folder,
+                                "text { source_language: 'de' target_language: 'en' "
+                                "tsv_file: 't.tsv' split: 'test' }")),
+              HasSubstr("t.tsv:2: malformed in test text"));
 }
 
 TEST(Prepare, NamesWhatIsMissing) {
@@ -709,6 +744,14 @@ TEST(Prepare, NamesTheLineOfATableThatIsNoRow) {
   EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
   folder.Write("t.tsv", "de\tone\teins\n__\ttwo\tzwei\n");
   EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")), HasSubstr("t.tsv:2"));
+  folder.Write("t.tsv", "de\tone\teins\nen\ttwo\tzwei\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")),
+              HasSubstr("t.tsv:2: a row of the pivot language en"));
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' languages: ['de', 'fr'] }")),
+              HasSubstr("t.tsv: no row of language \"fr\""));
+  folder.Write("t.tsv", "de\tone\t" + std::string(LineReader::kMaxLineBytes, 'x') + "\n");
+  EXPECT_THAT(Message(PrepareIn(folder, "table { file: 't.tsv' }")),
+              HasSubstr("t.tsv:1: not lang"));
 }
 
 TEST(Prepare, ATableOfTooManyLanguagesIsRefusedByItsLine) {
@@ -729,6 +772,30 @@ TEST(Prepare, SaysWhatBecameOfTextOfWhichNothingIsLeft) {
                                 "tsv_file: 't.tsv' }")),
               AllOf(HasSubstr("all 3 training pairs were dropped: 1 empty side, first "),
                     HasSubstr("t.tsv:2; 2 equal sides, first "), HasSubstr("t.tsv:1")));
+}
+
+// Every rank learns of an error that one of them has; then nobody works in the folder any more.
+TEST(Prepare, WhatEndsRankZeroAloneEndsAll) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  folder.Write("empty.tsv", "");
+  const std::string text = "text { source_language: 'de' target_language: 'en' tsv_file: ";
+  const auto expect_error = [&](const std::string& spec, const std::string& error) {
+    for (const absl::Status& status : RunRanks(2, [&](Communicator& world) {
+           return Prepare(testing::PrepareSpecOf(spec), "out", folder.path(), {}, {.world = &world})
+               .status();
+         })) {
+      EXPECT_TRUE(IsAgreed(status)) << status;
+      EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(error));
+    }
+  };
+  expect_error(text + "'empty.tsv' split: 'dev' }", "prepare: there is no training text");
+  EXPECT_FALSE(fs::exists(folder.Path("out.deepnet-unfinished")));
+  expect_error(text + "'empty.tsv' }", "prepare: there is no training text");
+  no_rename_to = folder.Path("out");
+  expect_error("opus100_folder: 'opus' tokenizer { vocab_size: 300 }", folder.Path("out"));
+  no_rename_to.clear();
 }
 
 TEST(Prepare, NamesASampleThatIsTooSmallForASentence) {
@@ -771,6 +838,21 @@ TEST(Prepare, TakesAGivenTokenizer) {
   const CorpusManifest manifest = Corpus::Open(folder.Path("second"))->manifest();
   EXPECT_EQ(std::ranges::find(manifest.inputs(), "out/tokenizer.model", &InputFile::name)->hash(),
             hash);
+}
+
+TEST(Prepare, AGivenTokenizerTakesThePlaceOfThatOfACorpusThatIsExtended) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  for (const auto& [pieces, output] : {std::pair(300, "out"), {310, "other"}}) {
+    const std::string spec =
+        absl::StrCat("opus100_folder: 'opus' tokenizer { vocab_size: ", pieces, " }");
+    ASSERT_TRUE(PrepareIn(folder, spec, nullptr, output).ok());
+  }
+  const PrepareSpec spec = testing::PrepareSpecOf(
+      "opus100_folder: 'opus' tokenizer { model_file: 'other/tokenizer.model' }");
+  const auto extended = Prepare(spec, "out", folder.path(), {}, {.extend = true});
+  ASSERT_TRUE(extended.ok()) << extended.status();
+  EXPECT_EQ(extended->content_hash(), Corpus::Open(folder.Path("other"))->content_hash());
 }
 
 TEST(Prepare, EverySettingOfTheTokenizerCounts) {
@@ -920,6 +1002,8 @@ TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
   const TempFolder folder;
   WriteOpus(folder);
   const std::string spec = "opus100_folder: 'opus'";
+  const std::string name = "opus/de-en/opus.de-en-train.en";
+  const auto written = fs::last_write_time(folder.Path(name));
   const auto first = PrepareIn(folder, spec);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_FALSE(first->reused());
@@ -928,8 +1012,10 @@ TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
   EXPECT_TRUE(again->reused());
   EXPECT_EQ(again->content_hash(), first->content_hash());
 
-  const std::string name = "opus/de-en/opus.de-en-train.en";
   const std::string bytes = folder.Read(name);
+  folder.Write(name, bytes + "more\n");
+  fs::last_write_time(folder.Path(name), written);
+  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("opus.de-en-train.en has changed"));
   folder.Write(name, bytes);  // the same bytes at another time
   folder.Write("out/.deepnet-scratch/replaced/report.json", "killed before it deleted this");
   EXPECT_TRUE(PrepareIn(folder, spec)->reused());
@@ -946,8 +1032,10 @@ TEST(Prepare, ReusesACorpusOfTheSameInputAndRefusesAnother) {
   EXPECT_FALSE(replaced->reused());
   EXPECT_NE(replaced->content_hash(), first->content_hash());
 
+  fs::rename(folder.Path("out"), folder.Path("moved"));
+  EXPECT_EQ(PrepareIn(folder, spec, nullptr, "moved")->folder(), folder.Path("moved"));
   fs::remove_all(folder.Path("opus/en-ru"));
-  EXPECT_THAT(Message(PrepareIn(folder, spec)), HasSubstr("other input files"));
+  EXPECT_THAT(Message(PrepareIn(folder, spec, nullptr, "moved")), HasSubstr("other input files"));
 }
 
 TEST(Prepare, NeverTouchesAFolderThatIsNoCorpus) {
@@ -1005,6 +1093,41 @@ TEST(Prepare, WorksWhereItsFoldersLinkLeads) {
               HasSubstr("out' is a symbolic link to itself"));
 }
 
+Identity IdentityOf(const std::string& path) {
+  struct stat status = {};
+  EXPECT_EQ(stat(path.c_str(), &status), 0) << path;
+  return ::IdentityOf(status);
+}
+
+// Returns what Prepare() synced before it renamed something to `path`, and after that.
+std::pair<std::vector<Identity>, std::vector<Identity>> SyncedByPrepare(const TempFolder& folder,
+                                                                        const std::string& spec,
+                                                                        const std::string& path) {
+  synced.clear();
+  renamed_to = folder.Path(path);
+  const auto report = PrepareIn(folder, spec);
+  renamed_to.clear();
+  EXPECT_TRUE(report.ok()) << report.status();
+  return {std::exchange(synced_before, {}), std::exchange(synced, {})};
+}
+
+// The shard of en-fr, of two texts, is written; the others are links to their only block.
+TEST(Prepare, WhatIsPublishedIsOnTheDisk) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  const std::string train = "opus/en-fr/opus.en-fr-train.";
+  const auto [before, after] = SyncedByPrepare(
+      folder,
+      absl::StrCat("opus100_folder: 'opus' text { source_language: 'en' target_language: 'fr' ",
+                   "source_file: '", train, "en' target_file: '", train, "fr' }"),
+      "out");
+  for (const std::string& name : folder.FilesBelow("out")) {
+    EXPECT_THAT(before, Contains(IdentityOf(folder.Path("out/" + name)))) << name;
+  }
+  EXPECT_EQ(before.back(), IdentityOf(folder.Path("out")));
+  EXPECT_THAT(after, Contains(IdentityOf(folder.path())));
+}
+
 // As root alone: nobody else can mount.
 TEST(Prepare, FillsAMountPointThatItCannotReplace) {
   if (unshare(CLONE_NEWNS) != 0) return;
@@ -1013,7 +1136,11 @@ TEST(Prepare, FillsAMountPointThatItCannotReplace) {
   WriteOpus(folder);
   fs::create_directory(folder.Path("out"));
   ASSERT_EQ(mount("none", folder.Path("out").c_str(), "tmpfs", 0, "size=8m"), 0);
-  ASSERT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'").ok());
+  fs::create_directory(folder.Path("out/lost+found"));
+  const auto [before, after] =
+      SyncedByPrepare(folder, "opus100_folder: 'opus'", "out/manifest.textproto");
+  EXPECT_EQ(before.back(), IdentityOf(folder.Path("out")));
+  EXPECT_EQ(after.back(), IdentityOf(folder.Path("out")));
   EXPECT_TRUE(PrepareIn(folder, "opus100_folder: 'opus'")->reused());
   folder.Write("out/mine", "x");
   // Killed when the first file had been moved.

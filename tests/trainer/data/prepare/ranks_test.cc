@@ -1,5 +1,7 @@
 // Prepare() on ranks, which are threads here, and its finished parts: in blocks of 64 lines, so
 // that small texts have several.
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -7,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +20,7 @@
 #include "absl/time/time.h"
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "parallel/base/exit_code.h"
 #include "parallel/base/host.h"
@@ -186,7 +190,11 @@ TEST(PrepareOnRanks, TablesAreDealtToo) {
       absl::StrCat("tokenizer { vocab_size: 300 } table { file: '",
                    fs::absolute(testing::kUdhr).string(), "' languages: 'de' }", " table { file: '",
                    fs::absolute(testing::kUdhr).string(), "' languages: 'fr' }");
-  ASSERT_TRUE(PrepareOn(1, folder, spec, "one").status.ok());
+  const Outcome one = PrepareOn(1, folder, spec, "one");
+  ASSERT_TRUE(one.status.ok()) << one.status;
+  std::set<std::string> splits;  // where nothing is said, five percent are dev and as many test
+  for (const LanguagePairReport& pair : one.report.pairs()) splits.insert(pair.split());
+  EXPECT_THAT(splits, ElementsAre("dev", "test", "train"));
   const Outcome three = PrepareOn(3, folder, spec, "three");
   ASSERT_TRUE(three.status.ok()) << three.status;
   ExpectSameFiles(folder, "one", "three");
@@ -247,6 +255,10 @@ TEST(PrepareOnRanks, AnErrorOfOneRankNamesFileAndLine) {
               HasSubstr("opus.en-ru-train.en ends after line 40"));
   EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kData);
   EXPECT_FALSE(fs::exists(folder.Path("out")));
+
+  // Rank 0, which has the only pair, deletes nothing: others may still work there.
+  PrepareOn(2, folder, absl::StrCat(kSpec, "languages: ['en', 'ru']"), "other");
+  EXPECT_TRUE(fs::exists(folder.Path("other.deepnet-unfinished")));
 }
 
 TEST(PrepareOnRanks, AnErrorThatAllRanksSeeIsAgreed) {
@@ -418,6 +430,7 @@ TEST(PreparedParts, AScanOfOtherSettingsIsMadeAgain) {
   const TextPairs pairs = UdhrPairs()["de"];
   std::string rows = "of __xx__\tvon __xx__\n";
   for (const auto& [english, german] : pairs) absl::StrAppend(&rows, english, "\t", german, "\n");
+  absl::StrAppend(&rows, pairs[3].first, "\t", pairs[3].second, "\n");  // a duplicate
   folder.Write("t.tsv", rows);
   WritePairs(folder, "test", "en", "de", {pairs[7]});
   WritePairs(folder, "more", "en", "xx", {pairs[9]});
@@ -429,13 +442,19 @@ TEST(PreparedParts, AScanOfOtherSettingsIsMadeAgain) {
   };
   const std::string before = learned + text("en", "de", "tsv_file: 't.tsv'");
   const std::string test = "source_file: 'test.en' target_file: 'test.de' split: 'test'";
-  for (const std::string& after :
-       {before + "seed: 5", before + text("en", "de", test),
-        before + text("en", "xx", "source_file: 'more.en' target_file: 'more.xx'"),
-        learned + text("de", "en", "tsv_file: 't.tsv'")}) {
+  ASSERT_TRUE(PrepareOn(1, folder, before, "given").status.ok());
+  const std::string given = "tokenizer { model_file: 'given/tokenizer.model' } threads: 1 " +
+                            text("en", "de", "tsv_file: 't.tsv'");
+  for (const auto& [first, after] :
+       {std::pair(before, before + "seed: 5"),
+        {before, before + text("en", "de", test)},
+        {before, before + text("en", "xx", "source_file: 'more.en' target_file: 'more.xx'")},
+        {before, before + "cleaning { keep_duplicates: true }"},
+        {given, before},
+        {before, learned + text("de", "en", "tsv_file: 't.tsv'")}}) {
     for (const char* output : {"out", "fresh"}) fs::remove_all(folder.Path(output));
     ASSERT_TRUE(PrepareOn(1, folder, after, "fresh").status.ok());
-    KeepScratch(folder, before);
+    KeepScratch(folder, first);
     const Outcome again = PrepareOn(1, folder, after, "out");
     ASSERT_TRUE(again.status.ok()) << again.status;
     EXPECT_THAT(again.progress, Not(HasSubstr("scanned before: de-en\n"))) << after;
@@ -573,6 +592,46 @@ TEST(PreparedParts, ATextThatIsTakenAwayIsNoLongerInItsPair) {
   EXPECT_THAT(extended.progress, Not(HasSubstr("damaged")));
 }
 
+// It was whole when it was looked through. Where it is all of a new shard, that is a link to it.
+TEST(PreparedParts, AnEarlierShardThatIsDamagedMeanwhileIsNotTakenOver) {
+  const TempFolder folder;
+  WriteOpus(folder);
+  WritePairs(folder, "more", "de", "en", {{"eins", "one"}, {"zwei", "two"}});
+  const std::string before = absl::StrCat(kSpec, "languages: ['de', 'en'] ");
+  const std::string copied =
+      before + "text { source_language: 'de' target_language: 'en' source_file: 'more.de' " +
+      "target_file: 'more.en' }";
+  for (const std::string& after : {copied, std::string(kSpec)}) {
+    fs::remove_all(folder.Path("out"));
+    ASSERT_TRUE(PrepareOn(1, folder, before, "out").status.ok());
+    std::string bad = folder.Read("out/train.de-en.pairs");
+    bad[kShardDataOffset + 9] ^= 1;
+    const auto say = [&](std::string_view line) {
+      if (line.find("encoded ") != line.npos) folder.Write("out/train.de-en.pairs", bad);
+    };
+    const absl::Status status = Prepare(PrepareSpecOf(after), "out", folder.path(), say,
+                                        {.extend = true, .block_lines = 64})
+                                    .status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("out/train.de-en.pairs: damaged"));
+  }
+}
+
+TEST(PreparedParts, ALineThatIsDroppedInAnotherPlaceIsNamedThere) {
+  const TempFolder folder;
+  const std::string spec =
+      "tokenizer { vocab_size: 300 } text { source_language: 'de' target_language: 'en' "
+      "source_file: 't.de' target_file: 't.en' }";
+  TextPairs pairs = {{"eins", "one"}, {"", "two"}, {"drei", "three"}};
+  for (const char* line : {":2", ":3"}) {
+    WritePairs(folder, "t", "de", "en", pairs);
+    const Outcome outcome = PrepareOn(1, folder, spec, "out", /*extend=*/true);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.report.pairs(0).dropped(0).example(), folder.Path("t.de") + line);
+    std::swap(pairs[1], pairs[2]);
+  }
+}
+
 TEST(PreparedParts, ACorpusBetweenItsTwoRenamingsIsFound) {
   const TempFolder folder;
   WriteOpus(folder);
@@ -690,6 +749,21 @@ TEST(PreparedParts, AreDealtLargestFirstToWhoHasLeast) {
   EXPECT_THAT(Deal(std::vector<int64_t>{1, 5, 3, 3, 2}, 2), ElementsAre(1, 0, 1, 1, 0));
   EXPECT_THAT(Deal(std::vector<int64_t>{4, 4}, 3), ElementsAre(0, 1));
   EXPECT_THAT(Deal({}, 3), ElementsAre());
+}
+
+TEST(FileWriter, AWriteThatFailedIsNotForgotten) {
+  const TempFolder folder;
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  auto writer = FileWriter::Create(folder.path(), "file");
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const rlimit little = {.rlim_cur = 1000, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+  EXPECT_FALSE((*writer)->Append(std::string(1 << 20, 'x')));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_THAT(std::string((*writer)->Finish().status().message()),
+              HasSubstr("cannot write " + folder.Path("file")));
 }
 
 // Sentences of three pairs, in an order and of lengths that make samples shrink often.
