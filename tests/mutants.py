@@ -184,6 +184,15 @@ MUTANTS = {
     "zst-is-not-compressed": (
         DATA + "prepare/scan.cc", 'absl::EndsWith(path, ".gz") || absl::EndsWith(path, ".zst");',
         'absl::EndsWith(path, ".gz");', "trainer_data_prepare_test --gtest_filter=PreparePlan.*"),
+    "ranks-may-have-other-models": (
+        "launch/commands/load_model.cc", '{"--checkpoint", checkpoints}};', '{"--checkpoint", ""}};',
+        "launch_decode_ranks_test --gtest_filter=*OneRankAlone*"),
+    "the-first-model-says-how-long-sentences-are": (
+        "launch/commands/load_model.cc", "model.set_max_positions(std::min(model.max_positions(), positions));",
+        "model.set_max_positions(std::max(model.max_positions(), positions));",
+        "launch_decode_ranks_test --gtest_filter=*Shortest*"),
+    "a-job-forgets-its-root": (
+        "launch/commands/plan.cc", 'if (line.flags.Given("root")) words', 'if (words.size() > 9) words', "launch_plan_test"),
     "ports-have-no-end": (
         "launch/launcher.cc", "launch->port > 0 &&\n      launch->port <= 65535", "launch->port > 0",
         "launch_launcher_test"),
@@ -289,6 +298,7 @@ MUTANTS = {
         "if (!octal || begins) continue;", "parallel_base_messages_test"),
     "a-stop-leaves-the-failures-counted": (
         SLURM, 'rm -f "$rank_logs/failures"', ":", SLURM_TEST),
+    "nodes-that-were-left-out-come-back": (SLURM, "${excluded:+,$excluded}", "", SLURM_TEST),
     "hangs-are-final": (SLURM, "    8 | 9)", "    9)", SLURM_TEST),
     "one-try-too-few": (SLURM, "-le ${DEEPNET_RETRIES:-3}", "-lt ${DEEPNET_RETRIES:-3}", SLURM_TEST),
     "rotated-positions-are-imported": (FAIRSEQ, '"xpos_rel_pos": False, ', "", FAIRSEQ_TEST),

@@ -136,10 +136,25 @@ TEST_F(JobTest, ANumberOfRanksThatNoLayoutFitsEndsWithTwo) {
       HasSubstr("parallel.data_parallel_size: 5: must be at most data.global_microbatches (4)"));
 }
 
+TEST_F(JobTest, AFolderThatIsNotEmptyEndsWithFiveWhereItHasToBe) {
+  fs::create_directories(root_ / "full/of");
+  ExpectRefused(
+      RunCommand(absl::StrCat(kProgram, " train --require-empty --set folder=full", Config("run"))),
+      5, HasSubstr("full is not empty; name another run folder"));
+}
+
 TEST_F(JobTest, AClusterThatIsNotTheJobsEndsWithTwo) {
   ExpectRefused(
       RunJob(Ranks(2, Config("run"), " --set cluster.nodes=2 --set cluster.devices_per_node=2")), 2,
       AllOf(HasSubstr("= 4 ranks, but this job has 2"), HasSubstr("mpirun -n 4")));
+}
+
+TEST_F(JobTest, AnotherMpiThanThatOfTheLauncherEndsWithThree) {
+  for (const char* variable : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
+    ExpectRefused(
+        RunCommand(absl::StrCat(variable, "=3 ", kProgram, " train", Config("run"))), 3,
+        HasSubstr(absl::StrCat(variable, " is 3, but MPI has 1 ranks: the program is linked to ")));
+  }
 }
 
 TEST_F(JobTest, AnotherConfigOnOneRankEndsWithThreeAndTheLine) {

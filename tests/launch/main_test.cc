@@ -83,6 +83,10 @@ TEST(Main, NumbersOutOfRangeExitWithTwoAndAreAllNamed) {
   const Outcome evaluate = RunProgram("evaluate --checkpoint none --sentences=-5");
   EXPECT_EQ(evaluate.code, 2);
   EXPECT_THAT(evaluate.output, HasSubstr("--sentences: -5: must be at least 1, or 0: all"));
+  const Outcome translate =
+      RunProgram("translate --checkpoint none --from de --to en --chunk-lines 0 </dev/null");
+  EXPECT_EQ(translate.code, 2);
+  EXPECT_THAT(translate.output, HasSubstr("--chunk-lines: must be 1 to 1000000"));
 }
 
 TEST(Main, StepsThatCannotBeTracedExitWithTwo) {
@@ -104,6 +108,10 @@ TEST(Main, ABadRunSpecExitsWithTwoBeforeAnythingIsWritten) {
       RunProgram("prepare --config launch/recipes/quickstart.textproto --set prepare.threads=-1");
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.output, "error: prepare.threads: -1: must be at least 1\n");
+  const Outcome doctor =
+      RunProgram("doctor --config launch/recipes/quickstart.textproto --set train.steps=-1");
+  EXPECT_EQ(doctor.code, 2);
+  EXPECT_EQ(doctor.output, "error: train.steps: -1: must be at least 1, or 0: no limit\n");
 }
 
 }  // namespace

@@ -57,6 +57,12 @@ class Experiments(unittest.TestCase):
         self.refuses("no series 'no-such', but deepnet, post-ln", "table1", only=["no-such"])
         self.refuses("no series 'keel', but deepnet", "fig7", only=["keel"])
 
+    def test_small_depths_come_first_whatever_block_of_runs_they_are_in(self):
+        for size in ("small", "paper"):
+            depths = [cell.x for cell in E.make_experiment("table1", size).cells]
+            self.assertEqual(depths, sorted(depths))
+            self.assertGreater(len(set(depths)), 1)
+
     def test_any_method_at_any_depth_is_run_with_the_experiments_settings(self):
         for name in DEEP:
             own = E.make_experiment(name)

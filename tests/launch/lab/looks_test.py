@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -16,11 +17,11 @@ PROGRAM = os.environ.get("DEEPNET_PROGRAM", str(ROOT / "build" / "release" / "de
 TINY = str(ROOT / "tests" / "golden" / "describe" / "tiny.textproto")
 
 
-def run(*words):
+def run(*words, program=PROGRAM):
     """(exit code, stdout, stderr) of `lab.py WORDS`."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = lab.main([*words, "--program", PROGRAM])
+        code = lab.main([*words, "--program", program])
     return code, out.getvalue(), err.getvalue()
 
 
@@ -53,6 +54,13 @@ class Audit(unittest.TestCase):
         scaling, _ = looks.asked([PROGRAM, "describe", "--json", "--config", TINY], looks.SCALING)
         text = looks.audit_text(scaling, {**report, "faults": ["fc1.weight: deviates"]})
         self.assertTrue(text.endswith("NOT as theory wants:\n  fc1.weight: deviates\n"), text)
+        with tempfile.TemporaryDirectory() as folder:
+            finds = Path(folder, "finds")
+            finds.write_text(f'#!/bin/sh\n{PROGRAM} "$@"\n[ $1 != lab ] || {{ echo "error: fc1 deviates" >&2; exit 3; }}\n', encoding="utf-8")
+            finds.chmod(0o755)
+            code, out, err = run("audit", "--config", TINY, program=str(finds))
+        self.assertEqual((code, err), (3, "error: fc1 deviates\n"))
+        self.assertIn("weights of ", out)
         code, out, err = run("audit", "--config", TINY, "--sample", "-1")
         self.assertEqual((code, out), (2, ""))
         self.assertIn("--sample: -1: must be at least 1", err)
@@ -69,11 +77,12 @@ class ModelUpdate(unittest.TestCase):
         self.assertRegex(out, r"\n  an element +0\.[0-9]{5} +0\.[0-9]{5}\n  seeds apart +x[0-9.]+ +x[0-9.]+\nPOST_LN ")
 
     def test_figures_are_means_over_seeds(self):
-        moved = {("KEEL", depth): [{"per_token": depth * f, "per_element": f} for f in (1, 3)] for depth in (6, 18)}
-        lines = looks.update_text(["KEEL"], [6, 18], moved).split("\n")
-        self.assertEqual(lines[1].split(), ["KEEL", "12.00000", "36.00000", "3.00"])
-        self.assertEqual(lines[2].split()[2:], ["2.00000", "2.00000"])
-        self.assertEqual(lines[3].split()[2:], ["x3.00", "x3.00"])
+        sizes = {6: 6, 18: 18, 50: 2}
+        moved = {("KEEL", depth): [{"per_token": size * f, "per_element": f} for f in (1, 3)] for depth, size in sizes.items()}
+        lines = looks.update_text(["KEEL"], [*sizes], moved).split("\n")
+        self.assertEqual(lines[1].split(), ["KEEL", "12.00000", "36.00000", "4.00000", "9.00"])
+        self.assertEqual(lines[2].split()[2:], ["2.00000"] * 3)
+        self.assertEqual(lines[3].split()[2:], ["x3.00"] * 3)
 
     def test_a_mistake_is_named(self):
         code, _, err = run("model-update", "--depths", "6,0")

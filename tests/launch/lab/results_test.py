@@ -139,6 +139,19 @@ class Statistics(unittest.TestCase):
         self.assertIsNone(R.fit_logarithm([10, 10], [1.0, 2.0]))
         self.assertIsNone(R.fit_logarithm([-1, 10], [1.0, 2.0]))
 
+    def test_a_law_takes_three_depths_and_runs_that_ended_as_planned(self):
+        def groups(*cells):
+            made = [{"series": "a", "x": x, "status": status, "steps": [{"step": 1, "nll": nll}]} for x, nll, status in cells]
+            return R.group_seeds({"cells": made}, E.Panel("SCORE", "train_nll", ""))
+
+        two = (10, 1.0, R.DONE), (100, 2.0, R.DONE)
+        found = groups(*two, (1000, 9.0, R.FAILED))
+        self.assertEqual([group.spread.count for group in found], [1, 1, 0])
+        self.assertIsNone(R.fit_series(found, "a"))
+        found = groups(*two, (1000, 3.0, R.DONE), (1000, 9.0, R.DIVERGED))
+        self.assertEqual([(group.spread.count, group.diverged) for group in found], [(1, 0), (1, 0), (1, 1)])
+        self.assertAlmostEqual(R.fit_series(found, "a")["slope"], 1.0)
+
 
 class Verdicts(unittest.TestCase):
     def test_follow_from_the_losses(self):
