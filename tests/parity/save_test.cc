@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
@@ -135,11 +137,27 @@ TEST_F(SaveTest, EverySaveIsARecordWithItsTimes) {
   EXPECT_FALSE(Exists("undisturbed/lock"));
 }
 
-TEST_F(SaveTest, WithoutACopyTheRunIsTheSame) {
-  RunSpec run = Run("blocking");
-  run.mutable_parallel()->set_blocking_saves(true);
-  EXPECT_EQ(Start(run).Weights(), undisturbed_);
-  EXPECT_EQ(Saves("blocking").size(), 3u);
+// The disk takes the first tensors when the next step is done, or never is.
+TEST_F(SaveTest, TrainingGoesOnWhileItIsSavedUnlessThereIsNoCopyAndTheRunIsTheSame) {
+  for (const bool blocking : {false, true}) {
+    const std::string folder = blocking ? "blocking" : "beside";
+    std::filesystem::create_directories(root_ / folder / "step-00000003.deepnet-unfinished");
+    RunSpec run = Run(folder);
+    run.mutable_parallel()->set_blocking_saves(blocking);
+    absl::Notification went_on;
+    std::atomic<bool> waited{false};
+    const auto system = MakePosixFileSystem();
+    const auto disk = MakeObservedFileSystem(*system, [&](const std::string& path) {
+      if (!path.ends_with(".bin") || waited.exchange(true)) return;
+      const absl::Duration longest = blocking ? absl::Milliseconds(100) : absl::Seconds(60);
+      EXPECT_EQ(went_on.WaitForNotificationWithTimeout(longest), !blocking);
+    });
+    const Outcome outcome = Start(run, {.files = disk.get()}, "step 3 ", [&] { went_on.Notify(); });
+    EXPECT_TRUE(waited);
+    EXPECT_EQ(outcome.Weights(), undisturbed_);
+    EXPECT_EQ(Saves(folder).size(), 3u);
+    EXPECT_FALSE(Exists(folder + "/step-00000003.deepnet-unfinished")) << "of an earlier start";
+  }
 }
 
 TEST_F(SaveTest, KeepsEveryNthStepBesidesTheLatest) {
@@ -196,6 +214,9 @@ TEST_F(SaveTest, AFullDiskCostsCheckpointsNotTheRunUntilItsEnd) {
   const auto found = FindLatest(*system, (root_ / "full").string());
   ASSERT_TRUE(found.ok() && found->has_value());
   EXPECT_EQ((*found)->manifest.step(), 2);
+  EXPECT_THAT(*system->List((root_ / "full").string()),
+              ::testing::Each(Not(HasSubstr("unfinished"))))
+      << "what failed takes no room";
   ExpectGoesOn("full");
 }
 
@@ -221,27 +242,43 @@ TEST_F(SaveTest, ARunWhoseLockWasTakenWritesAndDeletesNothingMore) {
   EXPECT_FALSE(Exists("robbed/step-00000006"));
 }
 
-TEST_F(SaveTest, AStopInAValidationIsHonouredAndTheValidationComesFirstNextTime) {
-  RunSpec run = Run("validating");
-  run.mutable_train()->set_validate_every_steps(3);
-  std::atomic<int> request{0};
-  const Outcome stopped =
-      Start(run, {.request = &request}, "validate ", [&] { request = kStopRequest; });
-  EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.status;
-  EXPECT_TRUE(Exists("validating/step-00000003"));
-  EXPECT_THAT(stopped.log, Not(HasSubstr("validation at step")));
-  const Outcome next = Start(run);
-  EXPECT_TRUE(next.status.ok()) << next.status;
-  EXPECT_THAT(next.log, HasSubstr("validation at step 3"));
-  EXPECT_THAT(next.log, HasSubstr("validation at step 6"));
-  EXPECT_EQ(next.Weights(), undisturbed_);
-  EXPECT_TRUE(Exists("validating/best-nll"));
+// In a validation, in the one after the last step, and before one that is due.
+TEST_F(SaveTest, AValidationThatAStopLeavesOutComesFirstNextTime) {
+  struct Case {
+    std::string folder, stop_at;
+    int every_steps, due_step;
+  };
+  for (const auto& [folder, stop_at, every_steps, due_step] :
+       {Case{"in-one", "validate ", 3, 3}, Case{"in-the-last", "validate ", -1, kSteps},
+        Case{"before-one", "step 2 ", 3, 3}}) {
+    SCOPED_TRACE(folder);
+    RunSpec run = Run(folder);
+    run.mutable_train()->set_validate_every_steps(every_steps);
+    std::atomic<int> request{0};
+    const Outcome stopped =
+        Start(run, {.request = &request}, stop_at, [&] { request = kStopRequest; });
+    EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.status;
+    EXPECT_TRUE(Exists(folder + "/" + CheckpointName(due_step)));
+    EXPECT_THAT(stopped.log, Not(HasSubstr("validation at step")));
+    const Outcome next = Start(run);
+    EXPECT_TRUE(next.status.ok()) << next.status;
+    EXPECT_THAT(next.log, HasSubstr("validation at step " + std::to_string(due_step)));
+    EXPECT_THAT(next.log, HasSubstr("validation at step 6"));
+    EXPECT_EQ(next.Weights(), undisturbed_);
+    EXPECT_TRUE(Exists(folder + "/best-nll"));
+  }
 }
 
 TEST_F(SaveTest, TheScoresOfTheLastValidationAreInTheLastCheckpoint) {
   RunSpec run = Run("scored");
   run.mutable_train()->set_validate_every_steps(-1);
+  run.mutable_train()->set_log_every_steps(4);
   EXPECT_EQ(Start(run).Weights(), undisturbed_);
+  std::vector<int64_t> reported;
+  for (const testing::StepFigures& step : testing::ReadSteps(root_ / "scored/metrics.jsonl")) {
+    reported.push_back(std::get<0>(step));
+  }
+  EXPECT_THAT(reported, ::testing::ElementsAre(4, kSteps)) << "the last steps, too";
   const auto fs = MakePosixFileSystem();
   const auto found = FindLatest(*fs, (root_ / "scored").string());
   ASSERT_TRUE(found.ok() && found->has_value());
@@ -272,9 +309,32 @@ TEST_F(SaveTest, ATimeLimitEndsTheStartEarlyEnough) {
   run.mutable_train()->set_exit_after_minutes(kLimitSeconds / 60);
   const double started = SecondsNow();
   const Outcome outcome = Start(run);
-  EXPECT_LT(SecondsNow() - started, kLimitSeconds);
+  const double took = SecondsNow() - started;
+  EXPECT_LT(took, kLimitSeconds);
+  // Two of the longest steps, two saves and two seconds before.
+  EXPECT_GT(took, 1.0);
   EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kSavedRunAgain) << outcome.status;
   EXPECT_EQ(Saves("limit").size(), 1u);
+}
+
+// So near that even the first step might be too long.
+TEST_F(SaveTest, ATimeLimitThatIsNearIsHonouredBeforeTheFirstStep) {
+  const Outcome outcome = Start(Run("near"), {.deadline = SecondsNow() + 2});
+  EXPECT_EQ(GetExitCode(outcome.status), ExitCode::kSavedRunAgain) << outcome.status;
+  EXPECT_TRUE(Exists("near/step-00000000"));
+}
+
+TEST_F(SaveTest, ARunOfSoManyMinutesTrainsForThem) {
+  RunSpec run = Run("minutes");
+  run.mutable_train()->clear_steps();
+  constexpr double kSeconds = 0.1;
+  run.mutable_train()->set_max_train_minutes(kSeconds / 60);
+  const Outcome outcome = Start(run);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+  const auto fs = MakePosixFileSystem();
+  const auto found = FindLatest(*fs, (root_ / "minutes").string());
+  ASSERT_TRUE(found.ok() && found->has_value());
+  EXPECT_GE((*found)->manifest.train_seconds(), kSeconds);
 }
 
 }  // namespace

@@ -68,6 +68,16 @@ TEST(NamedFiles, AFileOfAnotherKindOrSizeIsRefused) {
   }
 }
 
+TEST(NamedFiles, AnEmptyFileIsRefused) {
+  const std::filesystem::path root = ::testing::TempDir();
+  std::ofstream(root / "empty.txt").flush();
+  for (RunSpec run : {Asks("empty.txt"), On("empty.txt")}) {
+    const absl::Status refused = ReadNamedFiles(root, &run);
+    EXPECT_EQ(GetExitCode(refused), ExitCode::kBadConfig);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("is not one that can be read"));
+  }
+}
+
 TEST(NamedFiles, AFileThatIsMissingIsNamed) {
   RunSpec run = Asks("no_such_schedule.txt");
   const absl::Status status = ReadNamedFiles(::testing::TempDir(), &run);
