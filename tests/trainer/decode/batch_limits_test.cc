@@ -75,8 +75,9 @@ TEST(FitBatches, TakesAsManySentencesAsThereIsRoomFor) {
   EXPECT_LT(FitBatches(longest, {&model, 1}, 2, 10 * kGibibyte)->max_sentences,
             limits->max_sentences * 3 / 5);
   const ModelSpec two[] = {model, model};
-  EXPECT_NEAR(static_cast<double>(FitBatches(Decode(), two, 2, 10 * kGibibyte)->max_sentences),
-              static_cast<double>(limits->max_sentences) / 2, 10);
+  // Positions are those of both; log-probabilities are the average's and one model's.
+  EXPECT_EQ(FitBatches(Decode(), two, 2, 10 * kGibibyte)->max_sentences,
+            (10 * kGibibyte / 10 * 9 - 16000 * 2 * kPosition) / (2 * kSentence));
 }
 
 TEST(FitBatches, OpenTokensShrinkWhereKeysOfSourcesWouldTakeMostOfTheRoom) {

@@ -102,6 +102,19 @@ TEST(Translator, GivesEachTextTheSameTranslationWhateverTheBatch) {
   EXPECT_EQ(BestTexts(*batched), BestTexts(*few));
   EXPECT_EQ(*std::max_element(of_few.rows_per_step().begin(), of_few.rows_per_step().end()),
             3 * options.search.beam_size);
+  // A sentence that is sampled has a row for each sample, not for each hypothesis of a beam.
+  options.search.sampling_temperature = 1.0;
+  options.max_log_probs = 6 * 32;
+  options.limits.max_sentences = 100;
+  for (const int samples : {1, 6}) {
+    options.search.nbest = samples;
+    TableScorer sampled = MakeScorer();
+    ASSERT_TRUE(Translator(sampled, LetterCodec(), Tags(), options).Translate(texts).ok());
+    const int most =
+        *std::max_element(sampled.rows_per_step().begin(), sampled.rows_per_step().end());
+    EXPECT_LE(most, 6);
+    EXPECT_TRUE(samples > 1 || most == 6) << most;
+  }
 }
 
 TEST(Translator, FeedsTheModelTagPiecesAndEnd) {
@@ -170,7 +183,12 @@ TEST(Translator, CutsSourcesAndOutputsToWhatTheModelTakes) {
   EXPECT_FALSE(translations[0].source_cut);
   EXPECT_TRUE(translations[1].source_cut);
   EXPECT_EQ(translations[0].best[0].text, translations[1].best[0].text);
-  EXPECT_LE(translations[0].best[0].num_tokens, 6);
+  EXPECT_EQ(translations[0].best[0].num_tokens, 6);
+  // A tag that is forced takes a position of the output.
+  const TagFrame tags = MakeTagFrame({M2M, kTag, kOtherTag});
+  EXPECT_EQ(
+      Translator(scorer, LetterCodec(), tags, options).Translate(texts)->at(0).best[0].num_tokens,
+      5);
 }
 
 TEST(TextCodec, GivesATextInWhichNothingIsSeenNoPieces) {
