@@ -3,6 +3,8 @@
 #   (target all_verify_interface_header_sets). TORCH: may include LibTorch; left out of torch-free builds.
 #   OWN_DEPS: libraries that its headers do not include, so that its users are compiled without them.
 #   NO_PCH: its units have flags of their own, or headers that do not bear abseil before them.
+#   With DEEPNET_UNITY the others are compiled up to eight at a time (CMake's UNITY_BUILD), which takes a
+#   third less time from nothing; after an edit `cmake --preset release -DDEEPNET_UNITY=OFF` is quicker.
 function(deepnet_library name)
   cmake_parse_arguments(arg "TORCH;NO_PCH" "" "SRCS;HDRS;DEPS;OWN_DEPS" ${ARGN})
   if(arg_TORCH AND DEEPNET_PURE_ONLY)
@@ -26,6 +28,11 @@ function(deepnet_library name)
   endif()
   if(arg_SRCS AND NOT arg_NO_PCH)
     deepnet_pch(${name} "${arg_TORCH}")
+    list(LENGTH arg_SRCS num_sources)
+    if(DEEPNET_UNITY AND num_sources GREATER 1)
+      set_target_properties(${name} PROPERTIES UNITY_BUILD ON)
+      target_compile_options(${name} PRIVATE -Wno-subobject-linkage)  # it means classes of headers
+    endif()
   endif()
 endfunction()
 

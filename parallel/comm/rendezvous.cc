@@ -23,11 +23,11 @@ constexpr char kHeard[] = "heard";      // counts those that know of the error
 constexpr char kMembers[] = "members";  // the list of all ranks' texts
 
 // A wait is cut into slices, between which a rank looks whether another one has failed.
-constexpr absl::Duration kSlice = absl::Milliseconds(500);
+constexpr absl::Duration kStoreWait = absl::Milliseconds(500);
 // Rank 0 stays for others to hear of an error.
 constexpr absl::Duration kStay = absl::Seconds(3);
 // The others wait longer than rank 0, which knows who is missing.
-constexpr absl::Duration kGrace = absl::Seconds(2);
+constexpr absl::Duration kMembersGrace = absl::Seconds(2);
 
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
 std::string RankKey(int rank) { return absl::StrCat("rank/", rank); }
@@ -72,7 +72,7 @@ absl::StatusOr<std::optional<std::string>> Await(const TcpOptions& options, cons
                                                  absl::Time deadline, absl::Time& say_at) {
   while (true) {
     const absl::Duration left = std::max(deadline - absl::Now(), absl::Milliseconds(1));
-    absl::StatusOr<std::string> value = options.store->Get(key, std::min(left, kSlice));
+    absl::StatusOr<std::string> value = options.store->Get(key, std::min(left, kStoreWait));
     if (value.ok()) return *std::move(value);
     if (!absl::IsDeadlineExceeded(value.status())) return value.status();
     RETURN_IF_ERROR(CheckRendezvous(*options.store));
@@ -112,7 +112,7 @@ absl::StatusOr<std::vector<std::string>> Collect(const TcpOptions& options) {
 absl::StatusOr<std::vector<std::string>> Learn(const TcpOptions& options, const std::string& mine) {
   absl::Time say_at = absl::Now() + kSayWaitingAfter;
   ASSIGN_OR_RETURN(const std::optional<std::string> members,
-                   Await(options, kMembers, absl::Now() + options.limit + kGrace, say_at));
+                   Await(options, kMembers, absl::Now() + options.limit + kMembersGrace, say_at));
   if (!members) {
     return PreflightError("rank 0 did not come to ", options.store->Place(), " within ",
                           absl::FormatDuration(options.limit), ", or still waits for others");
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<std::string>> MeetOnce(const TcpOptions& options,
   RETURN_IF_ERROR(store.Add(kCame, 1).status());
   ASSIGN_OR_RETURN(const int64_t claims, store.Add(ClaimKey(rank), 1));
   if (claims > 1) {
-    const absl::StatusOr<std::string> first = store.Get(RankKey(rank), kSlice);
+    const absl::StatusOr<std::string> first = store.Get(RankKey(rank), kStoreWait);
     return PreflightError("two processes are rank ", rank, ": ",
                           first.ok() ? Who(SplitRecord(*first).second) : "one before", " and ",
                           Who(mine), " (at ", store.Place(), ")");

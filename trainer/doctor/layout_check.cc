@@ -26,7 +26,7 @@ namespace {
 constexpr int kSteps = 2;
 constexpr int kGraphSteps = 6;  // graphs of both microbatches are made in some, and used in others
 constexpr int kMicrobatchesPerStage = 2;
-constexpr int kVocabulary = 61;  // of kTiny
+constexpr int kTinyVocabulary = 61;  // of kTiny
 
 constexpr char kTiny[] = R"(
     seed: 9
@@ -70,7 +70,7 @@ std::vector<int32_t> Sentence(uint32_t ordinal, int side, int length) {
   std::vector<int32_t> ids;
   for (int i = 0; i + 1 < length; ++i) {
     const uint32_t bits = ordinal * 2654435761u + static_cast<uint32_t>(side * 40503 + i * 7919);
-    ids.push_back(kFirstPiece + static_cast<int32_t>(bits % (kVocabulary - kFirstPiece)));
+    ids.push_back(kFirstPiece + static_cast<int32_t>(bits % (kTinyVocabulary - kFirstPiece)));
   }
   if (length > 0) ids.push_back(kEos);
   return ids;

@@ -293,8 +293,8 @@ class Auditor {
   AuditReport report_;
 };
 
-// The first rows of `p`, as a model of its own.
-Inventory FirstRows(Parameter p, int64_t most_elements) {
+// Returns a model of the first rows of `p` alone.
+Inventory ModelOfFirstRows(Parameter p, int64_t most_elements) {
   const int64_t columns = RowElements(p),
                 most = std::max(most_elements, (p.zero_row + 2) * columns);
   p.shape[0] = std::min(p.shape[0], std::max<int64_t>(1, most / columns));
@@ -320,7 +320,7 @@ AuditReport AuditInitialWeights(const ModelSpec& model, const Inventory& whole, 
   const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
   Auditor auditor(model, whole);
   for (int i = 0; i < static_cast<int>(whole.parameters.size()); ++i) {
-    Parameters one(FirstRows(whole.parameters[i], most_elements), *ops, /*trainable=*/false);
+    Parameters one(ModelOfFirstRows(whole.parameters[i], most_elements), *ops, /*trainable=*/false);
     one.Initialize(seed);
     const std::vector<Parameter>& drawn = one.inventory().parameters;
     auditor.Add(i, whole.parameters[i], Samples(one.weights(), drawn, one.weights().numel()).Of(0));

@@ -20,8 +20,6 @@
 namespace deepnet {
 namespace {
 
-constexpr int64_t kCopyElements = int64_t{1} << 18;
-
 // A folder that was read, but for its tensors.
 struct Incoming {
   Manifest manifest = {};

@@ -53,7 +53,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 constexpr int64_t kLengthBytes = sizeof(uint64_t);
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
-constexpr int64_t kCopyElements = int64_t{1} << 18;
 constexpr size_t kHeaderAlignment = 8;  // of the elements in the file
 
 using Shard = std::span<const OutgoingTensor>;

@@ -62,6 +62,9 @@ struct SafetensorsLayout {
   int64_t max_shard_bytes = 5'000'000'000;  // elements of a file; a larger tensor has its own
 };
 
+// Elements that are converted at a time.
+inline constexpr int64_t kCopyElements = int64_t{1} << 18;
+
 // Bytes of memory that writing takes besides the list of tensors.
 inline constexpr int64_t kSafetensorsWriteBytes = int64_t{4} << 20;
 

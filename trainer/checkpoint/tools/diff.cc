@@ -20,7 +20,7 @@ namespace deepnet {
 namespace {
 
 // Elements that are read at a time; those of both checkpoints fit into a processor's cache.
-constexpr int64_t kPieceElements = int64_t{1} << 16;
+constexpr int64_t kComparedElements = int64_t{1} << 16;
 
 struct Comparison {
   int64_t num_different = 0;
@@ -90,8 +90,8 @@ absl::StatusOr<TensorDifference> CompareTensors(TensorReader& reader_a, const St
                                                 const std::function<void(int64_t)>& progress) {
   std::vector<float> piece_a, piece_b;
   Comparison comparison;
-  for (int64_t at = 0; at < a.num_elements; at += kPieceElements) {
-    const int64_t count = std::min(kPieceElements, a.num_elements - at);
+  for (int64_t at = 0; at < a.num_elements; at += kComparedElements) {
+    const int64_t count = std::min(kComparedElements, a.num_elements - at);
     piece_a.resize(static_cast<size_t>(count));
     piece_b.resize(static_cast<size_t>(count));
     RETURN_IF_ERROR(reader_a.Read(a, at, piece_a));
@@ -120,7 +120,7 @@ absl::StatusOr<CheckpointDiff> DiffCheckpoints(FileSystem& fs, const std::string
   ASSIGN_OR_RETURN(const std::unique_ptr<TensorReader> b,
                    TensorReader::Open(fs, folder_b, options));
   TensorReader* const both[] = {a.get(), b.get()};
-  RETURN_IF_ERROR(ShareMemory(both, kReadManifestFactor, 2 * kPieceElements * kElementBytes,
+  RETURN_IF_ERROR(ShareMemory(both, kReadManifestFactor, 2 * kComparedElements * kElementBytes,
                               options, "comparing two checkpoints"));
   CheckpointDiff diff{.folder_a = folder_a,
                       .folder_b = folder_b,
