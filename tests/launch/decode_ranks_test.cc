@@ -105,7 +105,9 @@ TEST_F(DecodeRanksTest, AnEnsembleOfOneModelTwiceIsThatModel) {
 
 TEST_F(DecodeRanksTest, AnEnsembleTakesWhatItsShortestModelTakes) {
   const std::string folder = root_.string();
-  Run(1, absl::StrCat("checkpoint export tests/golden/run-v1/run --output ", folder, "/export"));
+  Run(1, absl::StrCat("checkpoint export tests/golden/run-v1/run --max-shard-size 20kB --output ",
+                      folder, "/export"));
+  EXPECT_TRUE(fs::exists(root_ / "export/model.safetensors.index.json"));
   ASSERT_EQ(RunChild({"sed", "-Ei", "s/(\"max_positions\": ?)[0-9]+/\\116/",
                       folder + "/export/config.json"})
                 .code,
