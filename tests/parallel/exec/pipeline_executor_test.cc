@@ -210,14 +210,17 @@ TEST(PipelineExecutor, ARankThatIsFarAheadIsNotHeldUpByItsSends) {
 TEST(PipelineExecutor, RecordsEveryActionAndMessageAndSaysWhatItIsAt) {
   const Case it = TwoRanks();
   const double began = SecondsNow();
+  std::latch gate(1);  // rank 1 is at 1F0, which waits for rank 0
   const auto statuses = RunRanks(2, [&](Communicator& comm) -> absl::Status {
-    ChecksumStage stage(it.placement);
+    ChecksumStage inner(it.placement);
+    GatedStage gated(inner, gate, /*waits=*/true);
+    Stage& stage = comm.rank() == 0 ? static_cast<Stage&>(gated) : inner;
     RankTrace trace;
     Heartbeat heartbeat;
     int num_guarded = 0;
     ExecutorOptions options{.trace = &trace, .heartbeat = &heartbeat};
     options.guard = [&](absl::FunctionRef<absl::Status()> work) {
-      ++num_guarded;
+      if (comm.rank() == 1 && ++num_guarded == 2) gate.count_down();
       return work();
     };
     RETURN_IF_ERROR(RunSchedule(it.schedule, it.placement, stage, comm, options));

@@ -127,11 +127,13 @@ TEST(MakeTimeScale, GivesAStepThreeSecondsOrMoreWhereActionsAreMany) {
 }
 
 // Two ranks, one microbatch; F, I and W take 1. Each message takes 8 s of latency and 2 s for 200
-// bytes; a rehearsal at scale 0.004 that sends 100 bytes should show (8 + 1) / 0.004 for it.
+// bytes; a rehearsal at scale 0.004 that sends 100 bytes should show (8 + 1) / 0.004 for it. On the
+// way back there are 80 bytes.
 TEST(Rehearsal, IsComparedWithMessagesAsTheyAreSent) {
   RehearsalJob job = MakeJob("1f1b", {.num_ranks = 2, .num_microbatches = 1}, 1.0);
-  job.stage_messages[1] = {{Tensor(50)}, {Tensor(50)}};
-  job.costs[1].forward_bytes = job.costs[1].backward_bytes = 200;
+  job.stage_messages[1] = {{Tensor(50)}, {Tensor(20)}};
+  job.costs[1].forward_bytes = 200;
+  job.costs[1].backward_bytes = 80;
   for (const int ranks_per_node : {2, 1}) {
     job.network = {.ranks_per_node = ranks_per_node};
     (ranks_per_node == 2 ? job.network.inside_node : job.network.between_nodes) = {
@@ -139,8 +141,8 @@ TEST(Rehearsal, IsComparedWithMessagesAsTheyAreSent) {
     const auto statuses = RunRanks(2, [&](Communicator& comm) {
       RehearsalOptions options{.time_scale = 0.004, .payload_limit_bytes = 100, .steps = 1};
       ASSIGN_OR_RETURN(const Rehearsal result, RunRehearsal(job, options, comm));
-      EXPECT_DOUBLE_EQ(result.planned.makespan, 6 + 2 * 10);
-      EXPECT_DOUBLE_EQ(result.simulated.makespan, 6 + 2 * 9 / 0.004);
+      EXPECT_DOUBLE_EQ(result.planned.makespan, 6 + 10 + 8.8);
+      EXPECT_DOUBLE_EQ(result.simulated.makespan, 6 + (9 + 8.8) / 0.004);
       return absl::OkStatus();
     });
     EXPECT_EQ(FirstError(statuses), absl::OkStatus());
@@ -180,7 +182,9 @@ TEST(Rehearsal, TakesAtLeastAsLongAsTheSimulatorSaysAndHoldsEveryAction) {
 // F and B of two microbatches take 3 on either rank; the pipeline 9. Rank 0's last backward pass is
 // 7 .. 9, so that reducing for 2 hides behind it.
 TEST(Rehearsal, AStepIsThePipelineAndWhatFollowsIt) {
-  const RehearsalJob job = MakeReplicatedJob(1.0);
+  RehearsalJob job = MakeReplicatedJob(1.0);
+  const auto shorter = MakeJob("1f1b", {.num_ranks = 2, .num_microbatches = 1}, 1.0);
+  job.schedules.push_back(shorter.schedules[0]);  // of the second replica
   const auto statuses = RunRanks(4, [&](Communicator& world) {
     ASSIGN_OR_RETURN(const Rehearsal result,
                      RunRehearsal(job, {.time_scale = 0.01, .steps = 1}, world));
@@ -193,11 +197,16 @@ TEST(Rehearsal, AStepIsThePipelineAndWhatFollowsIt) {
     EXPECT_GE(result.mean_lateness, 0.0);
     EXPECT_TRUE(result.data_waits.empty());
     EXPECT_EQ(result.traces.size(), 4u);
-    for (const RankTrace& trace : result.traces) {
+    for (int rank = 0; rank < 4; ++rank) {
       std::vector<TraceKind> ends;
-      for (const TraceEvent& event : trace.events) {
+      int computed = 0;
+      for (const TraceEvent& event : result.traces.at(rank).events) {
         if (event.kind >= TraceKind::kReduce) ends.push_back(event.kind);
+        if (event.kind != TraceKind::kCompute) continue;
+        EXPECT_EQ(event.action.chunk, rank % 2);
+        ++computed;
       }
+      EXPECT_EQ(computed, rank < 2 ? 4 : 2);
       EXPECT_EQ(ends, (std::vector<TraceKind>{TraceKind::kReduce, TraceKind::kTied,
                                               TraceKind::kNorm, TraceKind::kGather}));
     }
@@ -256,6 +265,14 @@ StageExchange Stage(double reduce, double tied, double gather) {
 TEST(StepSeconds, WithoutExchangesIsThePipeline) {
   Simulation pipeline{.makespan = 7.0, .timeline = {{At(Op::kBackward, 0, 0, 0, 7)}}};
   EXPECT_EQ(StepSeconds({.stages = {{}}, .gradient_bytes = {0}}, pipeline), 7.0);
+}
+
+TEST(ExchangeJob, ReducingTakesAChunksShareOfItsOwnStagesTime) {
+  const ExchangeJob job{.replicas = 2,
+                        .stages = {Stage(/*reduce=*/8, 0, 0), Stage(/*reduce=*/2, 0, 0)},
+                        .gradient_bytes = {100, 300}};
+  EXPECT_EQ(job.ReduceSeconds(0, 0), 2.0);
+  EXPECT_EQ(job.ReduceSeconds(1, 1), 1.5);
 }
 
 // Stage 0 has chunks 0 and 3 of 100 and 300 bytes: reducing takes 2 and 6 s. Chunk 3 is complete

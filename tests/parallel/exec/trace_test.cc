@@ -86,6 +86,7 @@ TEST(Measure, ReplicasWaitForTheirOwnChunks) {
   }
   const TraceFigures figures = Measure(traces, /*stages=*/2);
   EXPECT_DOUBLE_EQ(figures.makespan, 110.0);
+  EXPECT_DOUBLE_EQ(figures.step, 110.0);
   EXPECT_DOUBLE_EQ(figures.exposed_communication, 2 * 1.5 / 440.0);
 }
 
@@ -109,6 +110,13 @@ TEST(ChromeTrace, IsJsonWithAProcessForEachRankAndAPairForEachMessage) {
   EXPECT_EQ(first.at("ts").number_value(), 0);
   EXPECT_EQ(first.at("dur").number_value(), 2e6);
   EXPECT_NE(text.find("\"peer\": 0"), std::string::npos);
+}
+
+TEST(ChromeTrace, BeginsWithTheFirstStartOfAnyRankAndNamesStepZero) {
+  const std::string text = ChromeTrace(std::vector<RankTrace>{
+      {{Compute(kF0, 7, 8)}}, {{{.kind = TraceKind::kStep, .start = 5, .end = 6, .step = 0}}}});
+  EXPECT_NE(text.find("\"args\": {\"step\": 0}, \"ts\": 0.000"), std::string::npos) << text;
+  EXPECT_NE(text.find("\"ts\": 2000000.000"), std::string::npos) << text;
 }
 
 TEST(EventName, SaysWhichWayAMessageGoes) {
@@ -209,9 +217,9 @@ TEST(ChromeTrace, HasEachKindOnItsLineWithWhatIsKnownOfIt) {
 TEST(ChromeTrace, NamesKernelsAndPutsThemBehindWhatTheyLieIn) {
   RankTrace trace;
   for (int i = 0; i < 100; ++i) {
-    const double start = 100 + i, end = start + 1e-7 * (i + 1);
+    const double start = 100 + i, end = start + 1e-7 * (i + 1) + 4.5e-10;
     trace.events.push_back({.kind = TraceKind::kKernel,
-                            .start = i < 50 ? start + 1e-8 : start,
+                            .start = i < 50 ? start + 1.06e-8 : start,
                             .end = i < 75 ? end : end - 1e-9 * (i + 1),
                             .step = 7,
                             .name = trace.NameIndex(i % 2 == 0 ? "Linear" : "Embed")});
@@ -255,6 +263,10 @@ TEST(TraceSpan, IsAddedOnceWhenItEndsWhereverItWasMovedTo) {
   kept.End();
   ASSERT_EQ(trace.events.size(), 3u);
   EXPECT_EQ(trace.events[2].kind, TraceKind::kSum);
+  kept = TraceSpan(&trace, {.kind = TraceKind::kData});
+  kept = TraceSpan();  // another takes its place
+  ASSERT_EQ(trace.events.size(), 4u);
+  EXPECT_EQ(trace.events[3].kind, TraceKind::kData);
   const TraceSpan nowhere(nullptr, {});
 }
 

@@ -68,6 +68,14 @@ TEST(CheckSchedule, NamesTheActionThatIsStuck) {
               HasSubstr("rank 0, action 0B0: waits for ever"));
 }
 
+TEST(CheckSchedule, RefusesATransferInsideOfARank) {
+  const std::string text =
+      "rank 0: 0F0 0SF0 3RF0 3F0 3B0 3SB0 0RB0 0B0\n"
+      "rank 1: 1RF0 1F0 1SF0 2RF0 2F0 2RB0 2B0 2SB0 1RB0 1B0 1SB0";
+  EXPECT_THAT(Complaint(text, {.num_ranks = 2, .virtual_pipeline_size = 2}),
+              HasSubstr("2RF0: there is no cut between ranks here"));
+}
+
 TEST(CheckSchedule, WantsForwardsInAscendingOrder) {
   EXPECT_THAT(Complaint("rank 0: 0F1 0F0 0B0 0B1", {.num_microbatches = 2}),
               HasSubstr("0F0: forwards must come in ascending"));

@@ -39,17 +39,24 @@ TEST(DeviceModel, AreFoundByNameWhateverTheCapitals) {
   EXPECT_EQ(PeakFlops(h100, BFLOAT16), 989.4e12);
   EXPECT_EQ(PeakFlops(h100, FLOAT16), 989.4e12);
   EXPECT_EQ(PeakFlops(h100, FLOAT32), 66.9e12);
+  EXPECT_DOUBLE_EQ(h100.inside_node().bytes_per_second(), 0.8 * 450e9);  // that messages reach
 }
 
 TEST(DeviceModel, OfAUserMustBeWhole) {
   const auto own = FindDeviceModel(kOwn);
   ASSERT_TRUE(own.ok()) << own.status();
   EXPECT_EQ(own->multiprocessors(), 64);
-  std::string text = kOwn;
-  text.replace(text.find("multiprocessors: 64"), 19, "");
-  const absl::Status lacking = FindDeviceModel(text).status();
-  EXPECT_EQ(GetExitCode(lacking), ExitCode::kBadConfig);
-  EXPECT_THAT(std::string(lacking.message()), HasSubstr("multiprocessors must be above 0"));
+  const auto without = [](const std::string& words, const std::string& instead) {
+    std::string text = kOwn;
+    text.replace(text.find(words), words.size(), instead);
+    const absl::Status status = FindDeviceModel(text).status();
+    EXPECT_EQ(GetExitCode(status), ExitCode::kBadConfig) << words;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(without("multiprocessors: 64", ""), HasSubstr("multiprocessors must be above 0"));
+  EXPECT_THAT(without("bytes_per_second: 1e10", ""),
+              HasSubstr("between_nodes.bytes_per_second must be above 0"));
+  EXPECT_THAT(without("fused_share: 0.4", "fused_share: 40"), HasSubstr("must be at most 1"));
   EXPECT_THAT(std::string(FindDeviceModel("name: ").status().message()),
               HasSubstr("no text of a DeviceModel"));
   EXPECT_THAT(std::string(FindDeviceModel("V99").status().message()),

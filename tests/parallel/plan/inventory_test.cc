@@ -48,6 +48,24 @@ std::vector<std::string> Names(const std::vector<StageMessages>& messages) {
   return names;
 }
 
+TEST(Select, APartHasItsParametersInARowAndWhatAllLayersShare) {
+  Inventory whole;
+  whole.parameters = {{.name = "a", .shape = {2}},
+                      {.name = "b", .shape = {3}, .offset = 2},
+                      {.name = "c", .shape = {4, 5}, .offset = 5}};
+  whole.layers = {{.name = "first", .parameters = {0}},
+                  {.name = "second", .parameters = {1, 2}},
+                  {.name = "third", .parameters = {2}}};
+  whole.batch_bytes = 7;
+  const Inventory part = Select(whole, std::vector<LayerSpan>{{1, 3}});
+  ASSERT_EQ(part.parameters.size(), 2u);
+  EXPECT_EQ(part.parameters[0].offset, 0);
+  EXPECT_EQ(part.parameters[1].offset, 3);
+  EXPECT_THAT(part.layers.at(0).parameters, ElementsAre(0, 1));
+  EXPECT_THAT(part.layers.at(1).parameters, ElementsAre(1));
+  EXPECT_EQ(part.batch_bytes, 7);
+}
+
 TEST(StageMessages, EncoderCutsCarryTheHiddenStreamAndDecoderCutsTheMemoryToo) {
   // embedding encoder | encoder target decoder | decoder output
   EXPECT_THAT(

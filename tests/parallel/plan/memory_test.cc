@@ -57,6 +57,11 @@ TEST(Memory, ARankPaysOnlyForItsOwnLayers) {
   EXPECT_EQ(memory.boundary(), kStream);                        // the stream alone
   EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
   EXPECT_EQ(memory.logits(), 0);
+  // A decoder layer works on the encoder's rows too; an embedding on those of none.
+  const RankUse decoder{.chunks = {{.layers = {3, 4}}}}, target{.chunks = {{.layers = {2, 3}}}};
+  EXPECT_EQ(EstimateMemory(Toy(1), decoder, {}).workspace(),
+            2 * 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
+  EXPECT_EQ(EstimateMemory(Toy(1), target, {}).boundary(), 0);
 }
 
 TEST(Memory, ATiedTableOfTwoChunksIsHeldOnceAndSummedForEachUse) {
@@ -149,7 +154,11 @@ TEST(Memory, EachLevelKeepsLess) {
   EXPECT_EQ(kept(SELECTIVE_FFN), 4 * (kState + 4 * kRows * 4 * kWidth) + kStream);
   EXPECT_EQ(kept(SELECTIVE_GEMM), 4 * (kState + 4 * kRows * kWidth) + kStream);  // contexts stay
   EXPECT_EQ(kept(FULL), 4 * kStream);
-  EXPECT_EQ(kept(FULL, 3), 2 * kStream);  // three layers, then one
+  EXPECT_EQ(kept(FULL, 3), 2 * kStream);       // three layers, then one
+  const MemoryRules half{.operand_bytes = 2};  // of what products take; segments begin with float32
+  EXPECT_EQ(KeptBytes(inventory, encoder, {NONE, 1}, half),
+            4 * (kState + 2 * kEncoderOperands) + kStream / 2);
+  EXPECT_EQ(KeptBytes(inventory, encoder, {FULL, 1}, half), 4 * kStream);
 }
 
 TEST(Memory, SegmentsEndWithTheirStack) {
@@ -168,6 +177,9 @@ TEST(Memory, RecomputationNeedsOneLayerOrSegmentOnce) {
   EXPECT_EQ(again(SELECTIVE_FFN), 4 * kRows * kInner);
   EXPECT_EQ(again(SELECTIVE_GEMM), 4 * kRows * (kInner + 3 * kWidth));
   EXPECT_EQ(again(FULL, 2), 2 * (kState + 4 * kEncoderOperands) + kStream);
+  EXPECT_EQ(again(FULL, 8), 4 * (kState + 4 * kEncoderOperands) + kStream);
+  rank.chunks = {{.layers = {1, 2}}, {.layers = {2, 5}}};  // which are never computed again at once
+  EXPECT_EQ(again(FULL, 8), 3 * (kState + 4 * kEncoderOperands) + kStream);
 }
 
 TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
@@ -177,6 +189,8 @@ TEST(Memory, DeferredWeightGradientsHoldBothOperandsOfEveryProduct) {
   // q, its input, the output, its input; keys and values; the encoder output itself.
   EXPECT_EQ(PendingBytes(MakePendingMatrices(inventory, {3, 4}, {})),
             encoder + 4 * kRows * (4 + 2 + 1) * kWidth);
+  EXPECT_EQ(PendingBytes(MakePendingMatrices(Toy(2), {4, 6}, {})),
+            2 * (encoder + 4 * kRows * (4 + 2) * kWidth) + 4 * kRows * kWidth);
   EXPECT_TRUE(MakePendingMatrices(inventory, {0, 5}, {}).contains({kRows, kInner}));
   RankUse rank = Whole(inventory);
   const int64_t without = EstimateMemory(inventory, rank, {}).activations();
@@ -191,6 +205,9 @@ TEST(Memory, ReplicasShareMomentsAndExchangeParts) {
   const MemoryEstimate memory = EstimateMemory(inventory, rank, {});
   EXPECT_EQ(memory.moments(), 8 * (80 + 2 * kInner * kWidth) / 4);
   EXPECT_EQ(memory.communication(), memory.gradients() / 4 * 3);
+  // Two other stages use this table too.
+  const RankUse source{.chunks = {{.layers = {0, 1}}}, .num_replicas = 4};
+  EXPECT_EQ(EstimateMemory(inventory, source, {}).communication(), 320 / 4 * 3 + 2 * 320 / 4);
 }
 
 TEST(Memory, TheWeightsAverageIsSharedLikeMoments) {
@@ -236,6 +253,10 @@ TEST(Memory, LibTorchsOperationsHaveTemporaries) {
   constexpr int64_t kUpdate = 2 * 4 * kInner * kWidth, kRelu = 13 * kRows * kInner;
   EXPECT_EQ(EstimateMemory(inventory, encoder, library).workspace() - without,
             std::max(kUpdate, kRelu));
+  // What is more than the logits, in whose place it is.
+  EXPECT_EQ(EstimateMemory(inventory, Whole(inventory), library).workspace(),
+            2 * 4 * kRows * (8 * kWidth + kInner) + 2 * 4 * (80 + 2 * kInner * kWidth) -
+                6 * 4 * kRows * 10);
 }
 
 TEST(Memory, FollowsTheArithmetic) {
@@ -261,7 +282,7 @@ TEST(Memory, OfAGpuHasWhatLiesBesideTensors) {
   inventory.batch_bytes = 1000;
   inventory.layers.back().device_loss = {{.bytes = 70, .copies = 5}};
   inventory.stacks[1].device_scratch = {.bytes = 300};
-  RankUse rank = Whole(inventory);
+  RankUse rank = Whole(inventory, 3);
   const auto estimate = [&] { return EstimateMemory(inventory, rank, MakeMemoryRules(compute)); };
   const MemoryEstimate memory = estimate();
   EXPECT_EQ(memory.working_copies(), memory.weights() / 2);

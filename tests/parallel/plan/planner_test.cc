@@ -117,6 +117,8 @@ TEST(Planner, KeepsInOnePieceWhatCannotBeCut) {
   const Plan plan = GoodPlan(inventory, four);
   EXPECT_EQ(plan.pipeline_parallel_size(), 1);
   EXPECT_EQ(plan.chunks_size(), 1);
+  four.microbatches = 1;
+  EXPECT_THAT(Message(PlanFor(inventory, four)), HasSubstr("4 replicas, but a step has only 1"));
   Asked cut;
   cut.stages = 2;
   EXPECT_EQ(
@@ -138,6 +140,8 @@ TEST(Planner, PutsEverythingOnOneRankByDefault) {
   const double flops = 3 * (3 * kEncoderFlops + 3 * kDecoderFlops + 2.0 * 4 * 8 * 10);
   EXPECT_EQ(plan.stages(0).flops_per_step(), 8 * flops);
   EXPECT_EQ(GoodPlan(Toy(3), {.replicas = 2}).stages(1).flops_per_step(), 4 * flops);
+  const Plan uneven = GoodPlan(Toy(3), {.microbatches = 3, .replicas = 2});
+  EXPECT_DOUBLE_EQ(uneven.stages(1).busy_seconds(), 2 * flops / 1000);  // as the first replica
   EXPECT_DOUBLE_EQ(plan.step_seconds(), 8 * flops / 1000 + plan.update_seconds());
   EXPECT_EQ(plan.bubble(), 0);
   EXPECT_EQ(GoodPlan(Toy(3), {.schedule = "trivial"}).schedule(), "single_stage");  // as in 0.1
@@ -427,7 +431,8 @@ TEST(Planner, RefusesAScheduleThatCannotBe) {
     EXPECT_THAT(Message(plan), AllOf(HasSubstr("parallel.schedule"), HasSubstr(part)));
   };
   expect({.microbatches = 5, .stages = 2, .schedule = text}, "");
-  expect({.microbatches = 4, .stages = 3, .schedule = text}, "is for 2 ranks");
+  expect({.microbatches = 4, .stages = 3, .schedule = text},
+         "is for 2 ranks, parallel.pipeline_parallel_size is 3");
   expect({.microbatches = 4, .devices_per_node = 3, .schedule = text}, "is for 2 ranks");
   expect({.microbatches = 4, .stages = 2, .schedule = "rank 0: 0F0 0X0\n"}, "0X0");
   expect({.stages = 2, .schedule = "rank 0: 0F0 0B0\nrank 1: 1F0 1B0 2F0 2B0\n"},
@@ -639,7 +644,7 @@ TEST(Planner, SaysWhenNothingFits) {
               HasSubstr("with pipeline_parallel_size 2, data_parallel_size 1"));  // the closest
   Inventory uneven = Toy(2);
   uneven.layers.back().constant_bytes = 1 << 20;
-  EXPECT_THAT(message(uneven, {.bytes = 1, .stages = 2, .schedule = "1f1b"}),
+  EXPECT_THAT(message(uneven, {.bytes = 1 << 20, .stages = 2, .schedule = "1f1b"}),
               AllOf(HasSubstr(" rank 1 ("), HasSubstr(".. output layer 0) needs")));  // the fullest
   const auto replicas =
       ClosestPlan(PlanFor(Toy(2), {.bytes = 1, .stages = 1, .replicas = 2}).status());
@@ -732,7 +737,8 @@ TEST(PlannerText, HasOneRowARankAndOneAChunk) {
                {.stages = 2, .replicas = 2, .schedule = "interleaved", .virtual_pipeline_size = 2});
   const std::string text = PlanText(plan, inventory);
   EXPECT_THAT(text, HasSubstr("2 stages x 2 replicas, schedule interleaved, 2 chunks a rank, 8 "
-                              "microbatches a step"));
+                              "microbatches a step\n"));
+  EXPECT_EQ(LayersText(plan, inventory, 3), LayersText(plan, inventory, 1));
   EXPECT_THAT(text, HasSubstr("source embedding 0 .. "));
   const auto rows = [](const std::string& table) {
     return std::count(table.begin(), table.end(), '\n');
@@ -811,7 +817,7 @@ TEST(PlannerText, HasEachFigureInItsColumn) {
 TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   DataSpec data;
   data.set_global_microbatches(16);
-  const Asked asked{.stages = 4};
+  const Asked asked{.bytes = 1, .stages = 4};  // memory does not count
   const auto text = CompareText(
       Toy(40, 1000), {data, OptimSpec(), ComputeSpec(), ClusterOf(asked), ParallelOf(asked)});
   ASSERT_TRUE(text.ok()) << text.status();
@@ -825,6 +831,14 @@ TEST(PlannerCompare, HalvesByCountAreTheSlowest) {
   const std::string reference =
       text->substr(text->find("\n1f1b "));  // its activations are the unit
   EXPECT_THAT(reference.substr(0, reference.find('\n', 1)), HasSubstr(" 1.00 "));
+  EXPECT_THAT(*text, HasSubstr("recomputing NONE\n"));
+  Inventory single = Toy(6);  // one stack: equal numbers of layers on all ranks
+  for (Layer& layer : single.layers) {
+    std::erase_if(layer.inputs, [](const BoundaryTensor& input) { return input.name == "side"; });
+  }
+  EXPECT_TRUE(
+      CompareText(single, {data, OptimSpec(), ComputeSpec(), ClusterOf(asked), ParallelOf(asked)})
+          .ok());
   const auto one =
       CompareText(Toy(4), {data, OptimSpec(), ComputeSpec(), ClusterOf({}), ParallelSpec()});
   EXPECT_EQ(GetExitCode(one.status()), ExitCode::kBadConfig);

@@ -35,6 +35,8 @@ TEST(Schedule, ASingleStageFinishesEachMicrobatchBeforeTheNext) {
 TEST(Schedule, OneForwardOneBackwardHoldsOneMicrobatchLessOnEachLaterRank) {
   const Schedule schedule = *MakeNamedSchedule("1f1b", {.num_ranks = 4, .num_microbatches = 9});
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(PeakAlive(schedule, rank), 4 - rank);
+  EXPECT_EQ(ClaimedAlive("1f1b", {.num_ranks = 4, .num_microbatches = 2}),
+            (std::vector<int>{2, 2, 2, 1}));  // no more than there are
 }
 
 TEST(Schedule, OneForwardOneBackwardHoldsNoMoreThanThereIs) {

@@ -22,6 +22,11 @@ TEST(ScheduleText, PrintsAndParsesBack) {
             "rank 1: 1F0 1B0 1F1 1B1 1F2 1B2\n");
 }
 
+TEST(Schedule, AMicrobatchIsAliveUntilItsWeightGradients) {
+  EXPECT_EQ(PeakAlive(*ParseSchedule("rank 0: 0F0 0I0 0F1 0I1 0W0 0W1"), 0), 2);
+  EXPECT_EQ(PeakAlive(*ParseSchedule("rank 0: 0F0 0B0 0F1 0B1"), 0), 1);
+}
+
 TEST(ScheduleText, TransfersHaveTwoLetters) {
   const std::string text =
       "rank 0: 0F0 0SF0 0RB0 0B0\n"

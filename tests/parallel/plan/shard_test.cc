@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -70,11 +71,14 @@ TEST(ShardLayout, CoversEveryWeightExactlyOnce) {
     for (const int64_t piece : {1, 4096, 20'000, 1 << 24}) {
       std::vector<int> owners(model.NumElements());
       for (int r = 0; r < replicas; ++r) {
+        std::vector<GradientBucket> buckets = BucketPerLayer(model);
+        std::ranges::reverse(buckets);  // as backward passes complete them
         const ShardLayout layout =
-            MakeShardLayout(model, model, BucketPerLayer(model),
+            MakeShardLayout(model, model, buckets,
                             {.num_replicas = replicas, .replica = r, .piece_elements = piece});
-        int64_t state = 0;
+        int64_t state = 0, weight = 0;
         for (const Extent& e : layout.extents) {
+          EXPECT_GE(e.weight, std::exchange(weight, e.weight + e.count));
           EXPECT_EQ(e.state, state);
           EXPECT_EQ(e.weight, e.whole);
           state += e.count;
@@ -171,11 +175,23 @@ TEST(ShardLayout, CountsEveryElementOfTheModelOnceInTheNorm) {
       const ShardLayout layout =
           MakeShardLayout(model, held, BucketPerLayer(held), {.num_replicas = 2, .replica = r});
       for (const Extent& e : layout.extents) {
+        EXPECT_TRUE(e.first_in_chain || held.layers.front().position > 0);
         for (int64_t i = 0; e.first_in_chain && i < e.count; ++i) ++counted[e.whole + i];
       }
     }
   }
   EXPECT_EQ(counted, std::vector<int>(counted.size(), 1));
+}
+
+TEST(ShardLayout, SharesOfATiedTensorBeginWithIt) {
+  Inventory model;
+  model.parameters = {{.name = "first", .shape = {10}},
+                      {.name = "tied", .shape = {20}, .offset = 10}};
+  model.layers = {{.name = "a", .position = 0, .parameters = {0, 1}},
+                  {.name = "b", .position = 1, .parameters = {1}}};
+  const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model), {});
+  ASSERT_EQ(layout.tied.size(), 1u);
+  EXPECT_EQ(layout.tied[0].shares, (std::vector<TiedTensor::Share>{{.begin = 0, .count = 20}}));
 }
 
 // A chain of layers with one vector each.

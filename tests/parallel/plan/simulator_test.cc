@@ -275,6 +275,11 @@ TEST(Simulator, RefusesAScheduleOfAnotherPlacement) {
       Simulate(*ParseSchedule("rank 0: 0F0 1F0 1B0 0B0"), MakeLooped(2, 1),
                std::vector<ChunkCost>(2, kUnit));
   EXPECT_THAT(std::string(simulation.status().message()), HasSubstr("1 ranks listed, expected 2"));
+  const absl::StatusOr<Simulation> swapped =
+      Simulate(*ParseSchedule("rank 0: 1F0 1B0\nrank 1: 0F0 0B0"), MakeLooped(2, 1),
+               std::vector<ChunkCost>(2, kUnit));
+  EXPECT_THAT(std::string(swapped.status().message()),
+              HasSubstr("rank 0, action 1F0: not of this placement"));
 }
 
 }  // namespace
