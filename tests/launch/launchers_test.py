@@ -240,20 +240,6 @@ class Rendezvous(unittest.TestCase):
     def test_an_interface_that_is_not_there_is_named(self):
         self.refused([environment(RANK=0, **self.base(2, GLOO_SOCKET_IFNAME="none0"))], "no network interface none0")
 
-    def test_rank_zero_of_an_agent_takes_the_store_that_the_agent_serves(self):
-        base = self.base(2)
-        # Stands for the agent: a rank 0 that serves the store, and waits for a rank 1 of its own.
-        command = [os.environ["DEEPNET_PROGRAM"], "train", "--config", "tests/launch/golden_run.textproto"]
-        served = environment(RANK=0, **base)
-        with subprocess.Popen(command, cwd=ROOT, env=served, encoding="utf-8", stderr=subprocess.PIPE) as agent:
-            try:
-                self.assertRegex(agent.stderr.readline(), "rank 0 waits for rank 1 ")
-                base |= dict(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=1)
-                for code, output in self.join([environment(RANK=r, **base) for r in range(2)]):
-                    self.assertEqual(code, 0, output)
-            finally:
-                agent.kill()
-
     def test_unlike_secrets_are_named(self):
         base = self.base(2)
         ranks = [environment(RANK=r, DEEPNET_JOB_SECRET=f"a secret of rank {r}", **base) for r in range(2)]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from sample_results import R
 
@@ -209,6 +210,21 @@ class RunPage(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, b""))
             page = (run / "report.html").read_text(encoding="utf-8")
         self.assertIn("β – ğ", page)
+
+    def test_settings_are_those_of_the_newest_checkpoint_and_memory_is_that_of_the_fullest_rank(self):
+        asked = []
+        stages = [{"memory": {"total": total}} for total in ("5", "9", "7")]
+
+        def ask(words, shape):
+            asked.append(words)
+            return 0, {"manifest": {"run": {"seed": 1}}, "stages": stages}, ""
+
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(run_page.runs, "ask", ask):
+            for step in (2, 10, 9):
+                Path(folder, f"step-{step:08}").mkdir()
+            self.assertEqual(run_page.spec_of(Path(folder), "deepnet"), {"seed": 1})
+            self.assertEqual(asked[0][-1], f"{folder}/step-00000010")
+            self.assertEqual(run_page.planned_bytes({"seed": 1}, "deepnet"), 9)
 
     def test_real_runs_give_a_page_with_their_settings_and_planned_memory(self):
         with tempfile.TemporaryDirectory() as folder:
