@@ -83,6 +83,19 @@ class BackTranslation(unittest.TestCase):
             self.assertRegex(said, "^back_translate.sh: '[.]+(/x)?' is no language's tag\n$")
             self.assertFalse(os.path.exists(os.path.join(self.root, "bt")))
 
+    def test_a_score_is_the_mean_of_its_tokens_and_none_where_there_is_no_translation(self):
+        self.write("three.en", ["one two", "three", "four five"])
+        self.write("said", ["eins zwei", "", "vier"])
+        self.write("scores", ["-6\t3", "-1\t1", "nan\t4"])
+        program = os.path.join(self.root, "stand_in")
+        self.write("stand_in", ["#!/bin/sh", f"case $1 in translate) cat {self.root}/said ;; *) cat {self.root}/scores ;; esac"])
+        os.chmod(program, 0o755)
+        out = os.path.join(self.root, "bt")
+        words = ["--checkpoint", "x", "--from", "en", "--to", "de", "--out", out, os.path.join(self.root, "three.en")]
+        said = self.call("launch/corpora/back_translate.sh", *words, DEEPNET=program)
+        self.assertEqual(self.read("bt/scores"), ["-2", "-1000", "-1000"])
+        self.assertIn("  50 %: -2\n", said)
+
     def test_the_chain_from_a_reverse_model_to_a_model_with_weight_and_tag(self):
         real = 'text { source_language: "de" target_language: "en" source_file: "train.de" target_file: "train.en" }'
         self.deepnet("prepare", "data.folder=real", texts=real)
