@@ -121,6 +121,24 @@ TEST(AddParts, EndsAtHomeWhereverThatIs) {
   }
 }
 
+TEST(GradientSums, AStepBeginsWithoutWhatAnotherOneLeft) {
+  const Inventory model = SixLayers(/*tied=*/false);
+  const auto ops = MakeJobOps(/*native=*/true);
+  Parameters parameters(model, *ops, /*trainable=*/true);
+  const ShardLayout layout = MakeShardLayout(model, model, testing::OneBucket(model), {});
+  GradientSums sums(*ops, parameters, layout, {}, {.local_replicas = 2});
+  sums.BeginStep();
+  parameters.gradient().fill_(5.0f);
+  ASSERT_TRUE(sums.ReplicaDone(0).ok());
+  sums.BeginStep();  // that step did not end
+  for (const float replica : {1.0f, 2.0f}) {
+    parameters.gradient().add_(replica);
+    ASSERT_TRUE(sums.ReplicaDone(0).ok());
+  }
+  ASSERT_TRUE(sums.Finish().ok());
+  EXPECT_TRUE(at::equal(parameters.gradient(), at::full_like(parameters.gradient(), 3.0f)));
+}
+
 // Rank 1 hands its bucket over only when it has heard that rank 0 went on after doing so.
 TEST(GradientSums, HandingOverABucketDoesNotWaitForOthers) {
   const Inventory model = SixLayers(/*tied=*/true);

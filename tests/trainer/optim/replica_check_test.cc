@@ -39,6 +39,18 @@ TEST(ReplicaCheck, NamesTheTensorAndTheRanksThatDiffer) {
   EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 ")) << status;
 }
 
+// Ranks are those of the world, not of the group that compares.
+TEST(ReplicaCheck, NamesTheRanksOfALaterStage) {
+  const Inventory model = SixLayers(/*tied=*/true);
+  const Job job{
+      .stages = AllStages()[1], .replicas = 2, .virtual_replicas = 2, .native = true, .updates = 1};
+  ASSERT_EQ(job.stages.size(), 2u);
+  const absl::Status status = FlipAndCheck(job, model, /*bad=*/3, "decoder.0.weight");
+  EXPECT_EQ(GetExitCode(status), ExitCode::kReplicasDisagree) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 2 ")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "rank 3 ")) << status;
+}
+
 TEST(ReplicaCheck, ComparesATiedTensorOverStages) {
   const Inventory model = SixLayers(/*tied=*/true);
   const Job job{.stages = AllStages()[2], .native = true, .updates = 1};
