@@ -85,6 +85,30 @@ TEST(CheckpointPolicy, SkippedStepsInARowAreOneEntryOfTheLedger) {
   EXPECT_THAT(skips, ElementsAre(std::pair(2, 2), std::pair(6, 1)));
 }
 
+// At a save that is asked for, and where the run goes on after a stop.
+TEST(CheckpointPolicy, TheLedgerOfASaveHasTheStepThatWasJustSkippedAndNoOther) {
+  const RunSpec run = TinyRun();
+  const LoneRank rank(run);
+  testing::MemoryFileSystem fs;
+  Manifest state;
+  state.set_step(4);
+  state.set_skipped_steps(2);
+  CheckpointPolicy policy(fs, run.train(), state, *rank.context,
+                          {.saver = {.folder = "run"}, .resumed = true});
+  ASSERT_TRUE(policy.saver().Open().ok());
+  state.set_step(5);
+  ASSERT_TRUE(policy.SaveAndWait(/*tidy=*/true).ok());
+  EXPECT_EQ(ReadManifest(fs, "run/step-00000005")->skips_size(), 0);
+  state.set_step(6);
+  state.set_skipped_steps(3);
+  ASSERT_TRUE(policy.SaveAndWait(/*tidy=*/true).ok());
+  const auto manifest = ReadManifest(fs, "run/step-00000006");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_EQ(manifest->skips_size(), 1);
+  EXPECT_EQ(manifest->skips(0).first_step(), 6);
+  EXPECT_EQ(manifest->skips(0).count(), 1);
+}
+
 TEST(CheckpointPolicy, ASaveIsExpectedToTakeAsLongAsTheLongestSoFar) {
   const RunSpec run = TinyRun();
   const LoneRank rank(run);

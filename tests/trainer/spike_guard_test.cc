@@ -16,6 +16,7 @@
 #include "parallel/base/messages.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/trainer/tiny_run.h"
+#include "trainer/checkpoint/run_lock.h"
 #include "trainer/kernels/aten.h"
 #include "trainer/model/describe.h"
 
@@ -39,7 +40,7 @@ class SpikeGuardTest : public ::testing::Test {
     spike.set_window_steps(2);
     spike.set_steps_before(1);
     spike.set_steps_after(1);
-    spike.set_max_roll_backs(1);
+    spike.set_max_roll_backs(2);
     resolved_.folder = "run";
     resolved_.inventory = Describe(run.model(), run.data().microbatch());
     auto context =
@@ -98,6 +99,11 @@ TEST_F(SpikeGuardTest, GoingBackTakesBackTheStateButForWhatHasReallyPassed) {
   EXPECT_EQ(context_->loss_scale->scale(), 32);
   Take(2.0, 1.0, /*overflow=*/true);
   resolved_.state.set_failed_saves(5);
+  resolved_.state.mutable_run()->set_name("as it was started now");
+  SpikeRecord& left_out = *resolved_.state.add_spikes();  // of a step that is gone back behind
+  left_out.set_step(3);
+  left_out.set_last_left_out(3);
+  resolved_.state.add_spikes()->set_step(3);  // of one that was skipped
   resolved_.state.set_validation_due(true);
   Take(90.0, 1.0);
   ASSERT_TRUE(guard_->found());
@@ -113,9 +119,11 @@ TEST_F(SpikeGuardTest, GoingBackTakesBackTheStateButForWhatHasReallyPassed) {
   EXPECT_EQ(state.train_seconds(), 40);
   EXPECT_EQ(state.failed_saves(), 5);
   EXPECT_FALSE(state.validation_due());
-  ASSERT_EQ(state.spikes_size(), 1);
-  EXPECT_EQ(state.spikes(0).first_left_out(), 3);
-  EXPECT_EQ(state.spikes(0).last_left_out(), 5);
+  EXPECT_EQ(state.run().name(), "as it was started now");
+  ASSERT_EQ(state.spikes_size(), 2);
+  EXPECT_EQ(state.spikes(0).last_left_out(), 3);
+  EXPECT_EQ(state.spikes(1).first_left_out(), 3);
+  EXPECT_EQ(state.spikes(1).last_left_out(), 5);
   ASSERT_EQ(state.skips_size(), 1);
   EXPECT_EQ(state.skips(0).first_step(), 2);
   EXPECT_EQ(state.skips(0).count(), 1);
@@ -124,7 +132,7 @@ TEST_F(SpikeGuardTest, GoingBackTakesBackTheStateButForWhatHasReallyPassed) {
   Take(90.0, 1.0);
   const absl::Status once_more = guard_->Answer().status();
   EXPECT_EQ(GetExitCode(once_more), ExitCode::kDiverged);
-  EXPECT_THAT(std::string(once_more.message()), HasSubstr("after 1 roll-backs"));
+  EXPECT_THAT(std::string(once_more.message()), HasSubstr("after 2 roll-backs"));
 }
 
 TEST_F(SpikeGuardTest, WithoutAnIntactCheckpointTheRunGoesOn) {
@@ -145,6 +153,42 @@ TEST_F(SpikeGuardTest, WithoutAnIntactCheckpointTheRunGoesOn) {
   ASSERT_EQ(resolved_.state.spikes_size(), 1);
   EXPECT_EQ(resolved_.state.spikes(0).last_left_out(), 0);
   EXPECT_EQ(resolved_.state.spikes(0).step(), 3);
+}
+
+TEST_F(SpikeGuardTest, NothingIsDeletedInAFolderThatAnotherJobHasTakenOver) {
+  auto lock = RunLock::Acquire(fs_, "run", MakeRunOwner(""), {});
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  resolved_.lock = *std::move(lock);
+  for (int i = 0; i < 3; ++i) {
+    Take(2.0, 1.0);
+    Save();
+  }
+  Take(90.0, 1.0);
+  ASSERT_TRUE(fs_.Delete("run/lock").ok());
+  const absl::Status status = guard_->Answer().status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_TRUE(*Exists(fs_, "run/step-00000003"));
+}
+
+TEST_F(SpikeGuardTest, SkipsThatNoScaleAnswersEndTheRunWhenItsSaveHasEnded) {
+  for (int i = 0; i < 10; ++i) {
+    Take(2.0, kInfinity, /*overflow=*/true);
+    EXPECT_TRUE(guard_->CheckDivergence().ok()) << i;
+  }
+  context_->loss_scale.reset();
+  ASSERT_TRUE(checkpoints_->Save().ok());
+  const absl::Status status = guard_->CheckDivergence();
+  EXPECT_EQ(GetExitCode(status), ExitCode::kDiverged) << status;
+  EXPECT_FALSE(checkpoints_->saver().busy());
+  EXPECT_TRUE(*Exists(fs_, "run/step-00000010"));
+}
+
+TEST_F(SpikeGuardTest, ARunThatNoLongerLooksForSpikesForgetsTheWindow) {
+  Take(2.0, 1.0);
+  EXPECT_TRUE(resolved_.state.has_spike_window());
+  resolved_.run.mutable_train()->mutable_spike()->set_deviations(0);
+  guard_.emplace(fs_, resolved_, *context_, *checkpoints_, *recorder_, log_);
+  EXPECT_FALSE(resolved_.state.has_spike_window());
 }
 
 TEST_F(SpikeGuardTest, AnOverflowIsUnusualOnlyWhereTheLossIsNotFinite) {
