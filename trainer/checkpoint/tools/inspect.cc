@@ -160,7 +160,7 @@ absl::StatusOr<RunListing> ListRun(FileSystem& fs, const std::string& run_folder
     listing.checkpoints.push_back(std::move(listed));
   }
   std::ranges::sort(listing.checkpoints, {}, [](const ListedCheckpoint& listed) {
-    return std::tie(listed.step, listed.folder);
+    return std::tuple(listed.step, StateEnd(listed.folder).empty(), listed.folder);
   });
   for (const std::string& name : *names) {
     const bool is_pointer = name == kLatestPointer || absl::StartsWith(name, kBestPointerPrefix);

@@ -55,8 +55,9 @@ struct ListedCheckpoint {
 };
 
 struct RunListing {
-  std::vector<ListedCheckpoint> checkpoints;  // ascending by step
-  std::vector<std::string> notes;             // pointers that name nothing, or cannot be read
+  std::vector<ListedCheckpoint>
+      checkpoints;                 // ascending by step; of one step the finished one last
+  std::vector<std::string> notes;  // pointers that name nothing, or cannot be read
 };
 
 enum class ListDepth {
