@@ -231,6 +231,13 @@ MUTANTS = {
     "a-row-behind-the-last-is-named": (
         INTEROP + "hf_tokenizer.cc", "row < 0 || row >= vocabulary_size", "row < 0 || row > vocabulary_size", INTEROP_TEST),
     "bubbles-are-mfu": ("trainer/telemetry/prometheus_file.cc", "step.bubble());", "step.mfu());", "trainer_prometheus_file_test"),
+    "gradients-take-the-link-of-one-stage": (
+        "parallel/plan/plan_accessors.cc", "int64_t{stages} * replicas;", "int64_t{replicas};", "device_model_test"),
+    "a-way-that-is-cut-ends-no-job": ("parallel/comm/links.cc", "  EndJob(comm, status);\n", "", "links_test"),
+    "groups-wait-for-ever": (
+        "parallel/comm/heartbeat.cc", "(*part, heartbeat_, comm_timeout_)", "(*part, heartbeat_)", "heartbeat_test"),
+    "extents-have-the-order-of-buckets": (
+        "parallel/plan/shard.cc", "  std::ranges::sort(extents, {}, &Extent::weight);\n", "", "shard_test"),
     "rank-zero-is-no-peer": ("parallel/exec/trace.cc", "if (event.peer >= 0) arguments", "if (event.peer > 0) arguments", "trace_test"),
     "messages-go-the-other-way": (
         "parallel/exec/trace.cc", 'Op::kReceiveForward ? "receive forward" : "receive backward"',

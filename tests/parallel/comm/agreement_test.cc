@@ -198,10 +198,10 @@ TEST(CheckSameFolder, SaysWhatKeepsItFromBeingMade) {
 
 TEST(JobHosts, ShareTheCoresOfTheirOwnHostOnly) {
   const JobHosts hosts{
-      .rank = 2, .names = {"a", "b", "a", "a"}, .cores = {"0,1,2,3", "0,1", "0,1,2,3", "4"}};
-  EXPECT_THAT(hosts.CoresHere(), ElementsAre("0,1,2,3", "0,1,2,3", "4"));
+      .rank = 3, .names = {"b", "a", "a", "a"}, .cores = {"0,1", "0,1,2,3", "4", "0,1,2,3"}};
+  EXPECT_THAT(hosts.CoresHere(), ElementsAre("0,1,2,3", "4", "0,1,2,3"));
   EXPECT_EQ(hosts.Threads(), 2);
-  EXPECT_EQ(hosts.RanksBefore(), 1);
+  EXPECT_EQ(hosts.RanksBefore(), 2);
   EXPECT_EQ(hosts.RanksHere(), 3);
 }
 

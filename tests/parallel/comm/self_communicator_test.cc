@@ -33,6 +33,7 @@ TEST(SelfCommunicator, CollectivesLeaveTheBufferAsItIs) {
 
 TEST(SelfCommunicator, HasNobodyToTalkTo) {
   SelfCommunicator comm;
+  EXPECT_EQ(*comm.Split(Communicator::kNoGroup, 0), nullptr);
   std::vector<float> values(2);
   const Buffer buffer = Buffer::Of(std::span<float>(values));
   EXPECT_EQ(buffer.bytes, 8);

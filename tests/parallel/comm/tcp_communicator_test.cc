@@ -50,6 +50,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 constexpr absl::Duration kSoon = absl::Seconds(60);
 
@@ -156,6 +157,7 @@ struct Process {
   int rank, size;
   Edit edit = nullptr;
   std::string secret = kSecret;
+  std::string interface = {};  // instead of that of all
 };
 
 // Returns what MakeTcpCommunicator does in each of `processes`; `body` runs in those that are
@@ -176,6 +178,7 @@ std::vector<absl::Status> StartAll(const std::shared_ptr<MemoryStore>& store,
       options.store = seen;
       options.limit = limit;
       options.secret = processes[i].secret;
+      if (!processes[i].interface.empty()) options.interface = processes[i].interface;
       const auto job = MakeTcpCommunicator(options);
       statuses[i] = job.ok() ? body(**job) : job.status();
     });
@@ -390,7 +393,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TcpContract,
 // A byte after a long message does not wait for its end: the long one is asked for last.
 TEST(TcpCommunicator, AShortMessageOvertakesALongOne) {
   ExpectAllOk(RunTcpRanks(2, [](Communicator& comm) -> absl::Status {
-    std::vector<char> longer(20 << 20), shorter(1);
+    std::vector<char> longer(20 << 20, static_cast<char>(1 - comm.rank())), shorter(1);
     const int peer = 1 - comm.rank();
     if (comm.rank() == 0) {
       ASSIGN_OR_RETURN(const auto first, comm.Send(Buffer::Of(std::span(longer)), peer, 1));
@@ -398,13 +401,17 @@ TEST(TcpCommunicator, AShortMessageOvertakesALongOne) {
       RETURN_IF_ERROR(second->Wait(kSoon));
       EXPECT_FALSE(first->Done());  // nobody has asked
       RETURN_IF_ERROR(comm.Barrier(kSoon));
-      return first->Wait(kSoon);
+      RETURN_IF_ERROR(first->Wait(kSoon));
+      std::ranges::fill(longer, 0);  // it is gone, and the memory the caller's
+      return absl::OkStatus();
     }
     ASSIGN_OR_RETURN(const auto second, comm.Receive(Buffer::Of(std::span(shorter)), peer, 2));
     RETURN_IF_ERROR(second->Wait(kSoon));
     RETURN_IF_ERROR(comm.Barrier(kSoon));
     ASSIGN_OR_RETURN(const auto first, comm.Receive(Buffer::Of(std::span(longer)), peer, 1));
-    return first->Wait(kSoon);
+    RETURN_IF_ERROR(first->Wait(kSoon));
+    EXPECT_EQ(std::ranges::count(longer, 1), std::ssize(longer));
+    return absl::OkStatus();
   }));
 }
 
@@ -687,12 +694,20 @@ TEST(TcpJob, DoesNotStartWithoutAThread) {
   EXPECT_EQ(GetExitCode(job.status()), ExitCode::kDoesNotFit) << job.status();
 }
 
+// Each that waits says once for whom, before it gives up.
 TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
+  std::mutex mutex;
+  std::vector<std::string> said;
+  TcpOptions options;
+  options.say = [&](const std::string& whom) {
+    const std::lock_guard lock(mutex);
+    said.push_back(whom);
+  };
   const auto statuses = StartAll(std::make_shared<MemoryStore>(), {{0, 4}, {1, 4}, {3, 4}}, Nothing,
-                                 absl::Milliseconds(700));
-  EXPECT_THAT(std::string(statuses[0].message()),
-              HasSubstr("rank 2 of 4 did not come to here within 700ms"));
-  ExpectAllSay(statuses, AllOf(HasSubstr(" did not come to here"), HasSubstr("within 700ms")));
+                                 absl::Milliseconds(1600), options);
+  ExpectAllSay(statuses, HasSubstr("rank 2 of 4 did not come to here within 1.6s"));
+  const std::string others = "the others, as rank 0 does at here";
+  EXPECT_THAT(said, UnorderedElementsAre("rank 2 of 4 at here", others, others));
 }
 
 // The store goes with rank 0.
@@ -1049,9 +1064,12 @@ TEST(TcpJob, APlaceThatIsNotTheRanksOwnIsNotCalled) {
     words[kAddresses] = "127.0.0.2";
     places[0] = absl::StrJoin(words, "\t");
   };
+  const Edit another = [](std::vector<std::string>& places) { places[0] = places[1]; };
   const absl::Time began = absl::Now();
-  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, elsewhere}}, Nothing),
-               AllOf(HasSubstr("rank 0 ("), HasSubstr("has another job secret than ")));
+  for (const Edit& edit : {elsewhere, another}) {
+    ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2, edit}}, Nothing),
+                 AllOf(HasSubstr("rank 0 ("), HasSubstr("has another job secret than ")));
+  }
   EXPECT_LT(absl::Now() - began, kSoon / 2);  // rank 0, which waits for a call, hears of it
 }
 
@@ -1174,8 +1192,8 @@ TEST(TcpJob, ALostStoreIsNamed) {
 }
 
 TEST(TcpJob, AnInterfaceThatIsNotThereIsNamed) {
-  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(), {{0, 2}, {1, 2}}, Nothing, kSoon,
-                        {.interface = "nope0"}),
+  ExpectAllSay(StartAll(std::make_shared<MemoryStore>(),
+                        {{0, 2}, {1, 2, nullptr, kSecret, "nope0"}}, Nothing),
                HasSubstr("no network interface nope0"));
 }
 

@@ -114,6 +114,22 @@ TEST(ThreadCommunicator, BothEndsHearThatTheirBytesDifferWhoeverComesFirst) {
   }
 }
 
+TEST(ThreadCommunicator, MessagesThatStartAtOnceHaveTagsInARow) {
+  const auto comms = MakeThreadCommunicators(2);
+  char out[] = {5, 6}, in[] = {0, 0};
+  const auto sent = comms[0]->StartMessages(
+      Communicator::Direction::kSend,
+      std::vector<Buffer>{Buffer::Of(std::span(&out[0], 1)), Buffer::Of(std::span(&out[1], 1))}, 1,
+      /*tag=*/4);
+  const auto second = comms[1]->Receive(Buffer::Of(std::span(&in[1], 1)), 0, 5);
+  const auto first = comms[1]->Receive(Buffer::Of(std::span(&in[0], 1)), 0, 4);
+  for (const auto* transfer : {&second, &first, &sent}) {
+    EXPECT_TRUE(Finish(*transfer, absl::Seconds(60)).ok());
+  }
+  EXPECT_EQ(in[0], 5);
+  EXPECT_EQ(in[1], 6);
+}
+
 // Rank 1 comes to nothing, or to the first half of a large sum alone.
 TEST(ThreadCommunicator, BlockingCollectivesKeepTheirLimits) {
   constexpr absl::Duration kInVain = absl::Milliseconds(1);
