@@ -438,6 +438,16 @@ void ReceiveEarlyAndSend(int connections, double watchdog_seconds, bool launch_b
       if (rank == 1) send();
       Ok(cudaDeviceSynchronize());
       receive();
+      const auto receives = [&] {  // or has received
+        const std::string work = DescribeWork(),
+                          own = "device " + std::to_string(rank) + " stream ";
+        for (size_t at = work.find(own); at != std::string::npos; at = work.find(own, at + 1)) {
+          const std::string line = work.substr(at, work.find('\n', at) - at);
+          if (line.find(": ncclRecv runs") != std::string::npos) return true;
+        }
+        return cudaStreamQuery(lanes[peer].stream) == cudaSuccess;
+      };
+      while (!receives()) std::this_thread::yield();
       send();
       EXPECT_THAT(ToHost(in, 1), Each(peer));
       for (const Rank& lane : lanes) Ok(ncclCommDestroy(lane.comm));
@@ -468,7 +478,7 @@ TEST(EmulatedNcclDeathTest, ReceivesThatLeaveNoRoomForASendAreAHangThatIsNamed) 
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   setenv("NCCL_MIN_NCHANNELS", "70", 1);
   EXPECT_DEATH(ReceiveEarlyAndSend(/*connections=*/8, /*watchdog_seconds=*/0.5),
-               "ncclSend waits for 70 multiprocessors, 62 are free");
+               "nccl(Send|Recv) waits for 70 multiprocessors, 62 are free");
   unsetenv("NCCL_MIN_NCHANNELS");
 }
 
