@@ -15,9 +15,11 @@
 
 #include "launch/defaults.h"
 #include "parallel/base/exit_code.h"
+#include "parallel/base/host.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
 #include "tests/support/load_model.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/tools/rewrite.h"
 #include "trainer/interop/interop.h"
 #include "trainer/kernels/aten.h"
@@ -218,6 +220,29 @@ TEST_F(InitFromTest, RunsOfOneVocabularyScoreTogetherAsAnEnsemble) {
   EXPECT_THAT(std::string(LoadEnsemble(found).status().message()),
               AllOf(HasSubstr(Path("first")), HasSubstr(Path("other")),
                     HasSubstr("have different vocabularies")));
+}
+
+// Where a checkpoint was made says nothing of where it is read.
+TEST_F(InitFromTest, ModelsAreReadWithThisHostsArithmeticAndThreadsAndTheirOwnTokenizer) {
+  const auto fs = MakePosixFileSystem();
+  Manifest manifest = *ReadManifest(*fs, Path("first/step-00000012"));
+  manifest.clear_files();
+  ComputeSpec& compute = *manifest.mutable_run()->mutable_compute();
+  compute.set_threads_per_rank(9999);
+  for (const std::string device : {"cpu", "another"}) {
+    compute.set_device(device);
+    ASSERT_TRUE(BeginCheckpoint(*fs, Path(device), 12).ok());
+    ASSERT_TRUE(CommitCheckpoint(*fs, Path(device), manifest).ok());
+    const auto found = FindModel(Path(device), {});
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->manifest.run().compute().device(), "cpu");
+    EXPECT_EQ(found->manifest.run().compute().threads_per_rank(), UsableCores());
+  }
+  std::vector<FoundModel> first = {*FindModel(Path("first"), {})};
+  first[0].manifest.set_tokenizer_hash("of another one");
+  const absl::Status other = LoadEnsemble(first).status();
+  EXPECT_EQ(GetExitCode(other), ExitCode::kCheckpoint) << other;
+  EXPECT_THAT(std::string(other.message()), HasSubstr("made with the tokenizer of another one"));
 }
 
 TEST_F(InitFromTest, AnotherModelOrNoneIsRefusedByName) {

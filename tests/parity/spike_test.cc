@@ -18,11 +18,13 @@
 #include "absl/strings/str_cat.h"
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
+#include "proto/report.pb.h"
 #include "tests/parity/poisoned_corpus.h"
 #include "tests/parity/train_in_threads.h"
 #include "tests/parity/training_runs.h"
@@ -131,6 +133,17 @@ class SpikeTest : public ::testing::Test {
     }
     return ledger;
   }
+  // Returns the records of one kind in metrics.jsonl.
+  template <typename Record>
+  static std::vector<Record> Written(const std::string& folder, const std::string& kind) {
+    std::ifstream file(root_ / folder / "metrics.jsonl");
+    std::vector<Record> records;
+    for (std::string line; std::getline(file, line);) {
+      if (line.find(absl::StrCat(R"("kind":")", kind, "\"")) == std::string::npos) continue;
+      EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(line, &records.emplace_back()).ok());
+    }
+    return records;
+  }
   static std::vector<int64_t> StepsOf(const std::string& folder) {
     std::vector<int64_t> steps;
     for (const StepFigures& figures : testing::ReadSteps(root_ / folder / "metrics.jsonl")) {
@@ -149,7 +162,20 @@ TEST_F(SpikeTest, AWarningChangesNoBitAndSkippingTouchesTheSpikesAlone) {
   EXPECT_EQ(Latest("off").spikes_size(), 0);
   EXPECT_FALSE(Latest("off").has_spike_window());
 
-  EXPECT_NE(MustTrain(RunWith("skip", SpikeSpec::SKIP)), off);
+  RunSpec skip = RunWith("skip", SpikeSpec::SKIP);
+  skip.mutable_instruments()->set_every_steps(31);
+  EXPECT_NE(MustTrain(skip), off);
+  const auto records = Written<InstrumentRecord>("skip", "instruments");
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].step(), 31);
+  ASSERT_GT(records[0].layers_size(), 0);
+  for (const LayerInstruments& layer : records[0].layers()) {
+    EXPECT_EQ(layer.update_norm(), 0.0) << layer.name();
+    EXPECT_GT(layer.weight_norm(), 0.0) << layer.name();
+  }
+  // Rates follow the updates.
+  EXPECT_EQ(Written<StepRecord>("skip", "train").at(kSteps - 1).learning_rate(),
+            Written<StepRecord>("off", "train").at(kSteps - 3).learning_rate());
   const std::vector<std::string> skipped = {"31 SKIP", "32 SKIP"};
   EXPECT_EQ(Ledger("skip"), skipped);
   const Manifest manifest = Latest("skip");
@@ -248,6 +274,7 @@ TEST_F(SpikeTest, InterruptedAnywhereItEndsAsIfUndisturbed) {
     const Outcome stopped = Start(
         run, at, [&] { request = kStopRequest; }, &request);
     EXPECT_EQ(GetExitCode(stopped.status), ExitCode::kSavedRunAgain) << stopped.log;
+    EXPECT_EQ(Latest(run.folder()).data().step(), Latest(run.folder()).step());
     EXPECT_EQ(MustTrain(run), undisturbed);
     EXPECT_EQ(Ledger(run.folder()), ledger);
   }

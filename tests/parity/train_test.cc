@@ -19,6 +19,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
+#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
@@ -26,6 +27,7 @@
 #include "tests/support/load_model.h"
 #include "tests/support/run_ranks.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/corpus_batch_source.h"
 #include "trainer/trainer.h"
 
 namespace deepnet {
@@ -158,6 +160,22 @@ TEST_F(TrainTest, TheSameRunTwiceIsTheSameBitForBitAndLearns) {
   ExpectSameRun("twice-a", "twice-b");
   EXPECT_LT(Records("twice-a").back().nll(), Records("twice-a").front().nll() - 0.3);
 
+  int64_t source_tokens = 0, target_tokens = 0;
+  const auto corpus = Corpus::Open((root_ / "corpus").string());
+  ASSERT_TRUE(corpus.ok()) << corpus.status();
+  DataSpec data = Run("").data();
+  ASSERT_TRUE(ResolveDataSpec(*corpus, &data).ok());
+  const auto batches = CorpusBatchSource::Make(data, Run("").seed(), &*corpus);
+  ASSERT_TRUE(batches.ok()) << batches.status();
+  for (int step = 0; step < 12; ++step) {
+    const auto batch = (*batches)->ForStep(step);
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    source_tokens += batch->num_source_tokens;
+    target_tokens += batch->num_target_tokens;
+  }
+  EXPECT_EQ(Records("twice-a").back().source_tokens(), source_tokens);
+  EXPECT_EQ(Records("twice-a").back().target_tokens(), target_tokens);
+
   // The hash that `train` prints is that of the weights in the checkpoint.
   const auto loaded = LoadModel((root_ / "twice-b").string(), {});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -219,6 +237,34 @@ TEST_F(TrainTest, AStopThatOneLateRankIsAskedForIsHonouredByAllAfterItsStep) {
   }
   MustTrain(Run("late"));
   ExpectSameRun("prompt", "late");
+}
+
+// The last of two stages, and nobody else, is asked to save. Seconds of training are those of the
+// clock, not of the ranks together.
+TEST_F(TrainTest, ASaveThatOneRankIsAskedForIsMadeByAllAndTimePassesOnce) {
+  RunSpec run = Run("asked");
+  run.mutable_parallel()->set_pipeline_parallel_size(2);
+  std::atomic<int> asked{0};
+  double began = 0.0, ended = 0.0;  // of steps 2 to 12
+  const auto statuses = RunRanks(2, [&](Communicator& world) {
+    const bool last = world.rank() == 1;
+    ActingBuffer lines("step 1 ", [&, last] {
+      if (last) asked = kSaveRequest;
+      if (!last) began = SecondsNow();
+    });
+    std::ostream stream(&lines);
+    Logger log({.stream = &stream});
+    TrainOptions options{.root = root_.string(), .world = &world};
+    if (last) options.request = &asked;
+    const absl::Status status = Train(run, options, log);
+    if (!last) ended = SecondsNow();
+    return status;
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  EXPECT_TRUE(std::filesystem::exists(root_ / "asked/step-00000002"));
+  const std::vector<StepRecord> records = Records("asked");
+  ASSERT_EQ(records.size(), 12u);
+  EXPECT_LE(records.back().seconds() - records.front().seconds(), ended - began);
 }
 
 TEST_F(TrainTest, AnyNumberOfThreadsGivesTheSameBits) {

@@ -1,5 +1,6 @@
 #include "trainer/monitored_run.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,7 @@
 #include "parallel/base/exit_code.h"
 #include "parallel/base/status_macros.h"
 #include "parallel/comm/agreement.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/memory_file_system.h"
 #include "tests/support/run_ranks.h"
 
@@ -80,6 +82,49 @@ TEST(MonitoredRun, AnErrorOfOneRankEndsTheOthersWithItsCode) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kData) << status;
   }
   EXPECT_THAT(outcome.reported, ::testing::IsEmpty());
+}
+
+// Tells which exit code the last rank ends the job with.
+class LastRanksAbort final : public ForwardingCommunicator {
+ public:
+  LastRanksAbort(Communicator& inner, std::atomic<int>& code)
+      : ForwardingCommunicator(inner), code_(code) {}
+  void Abort(int exit_code) override {
+    if (rank() + 1 == size()) code_ = exit_code;
+    inner().Abort(exit_code);
+  }
+
+ private:
+  std::atomic<int>& code_;
+};
+
+TEST(MonitoredRun, ARanksOwnErrorEndsTheJobBeforeItReturns) {
+  std::atomic<int> code{-1};
+  const auto statuses = RunRanks(kRanks, [&](Communicator& plain) -> absl::Status {
+    LastRanksAbort world(plain, code);
+    testing::MemoryFileSystem files;
+    MonitoredRun run(ParallelSpec(), world, files, {});
+    RETURN_IF_ERROR(run.Join());
+    const bool first = world.rank() == 0;
+    const absl::Status status =
+        run.End(first ? run.world().Barrier()
+                      : WithExitCode(absl::DataLossError("its own"), ExitCode::kData));
+    EXPECT_TRUE(first || code == static_cast<int>(ExitCode::kData)) << code;
+    return status;
+  });
+  EXPECT_EQ(GetExitCode(FirstError(statuses)), ExitCode::kData);
+}
+
+TEST(MonitoredRun, WaitsAreCutIntoQuartersOfTheTimeThatAFirstStepMayTake) {
+  const ParallelSpec parallel;
+  SelfCommunicator world;
+  testing::MemoryFileSystem files;
+  MonitoredRun run(parallel, world, files, {});
+  std::vector<absl::Duration> waits;
+  const auto wait = run.Beating([&](absl::Duration time) { waits.push_back(time); });
+  const absl::Duration slice = CommTimeout(parallel, /*first_step=*/true) / 4;
+  wait(2 * slice + absl::Seconds(1));
+  EXPECT_THAT(waits, ::testing::ElementsAre(slice, slice, absl::Seconds(1)));
 }
 
 // Rank 1 works on files for far longer than a rank may be silent; no call takes that long.

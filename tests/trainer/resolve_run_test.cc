@@ -27,6 +27,7 @@
 #include "tests/support/seal_blocks.h"
 #include "tests/trainer/data/prepared_corpus.h"
 #include "tests/trainer/data/temp_folder.h"
+#include "trainer/checkpoint/checkpoint.h"
 
 namespace deepnet {
 namespace {
@@ -193,22 +194,87 @@ TEST(ResolveRun, RefusesAClusterThatDidNotSurviveBeingSentAndOtherCopiesOfTheCor
   const std::filesystem::path other = root / "other";
   std::filesystem::create_directories(other);
   std::filesystem::copy(root / "corpus", other / "corpus");
+  const auto resolve_apart = [&](Communicator& world) {
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    const std::string own = (world.rank() == 0 ? root : other).string();
+    return ResolveRun(run, {.root = own}, world, *fs, log).status();
+  };
+  for (const absl::Status& status : RunRanks(2, resolve_apart)) {
+    EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("does not see what rank 0 wrote there"));
+  }
   const std::string shard = (other / "corpus/train.de-en.pairs").string();
   std::string bytes = *ReadWholeFile(*fs, shard, 1 << 20);
   bytes[kShardDataOffset] ^= 1;
   testing::SealBlocks(bytes);
   ASSERT_TRUE(ReplaceFile(*fs, shard, bytes).ok());
-  for (const absl::Status& status : RunRanks(2, [&](Communicator& world) {
-         std::ostringstream text;
-         Logger log({.stream = &text});
-         const std::string own = (world.rank() == 0 ? root : other).string();
-         return ResolveRun(run, {.root = own}, world, *fs, log).status();
-       })) {
+  for (const absl::Status& status : RunRanks(2, resolve_apart)) {
     EXPECT_EQ(GetExitCode(status), ExitCode::kPreflight) << status;
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("data of the corpus is not the same on all ranks: rank 1"));
   }
   std::filesystem::remove_all(root);
+}
+
+TEST(ResolveRun, ARunGoesOnWithTheChoicesItBeganWith) {
+  const testing::TempFolder folder;
+  ASSERT_TRUE(testing::MakeCorpus(folder.path(), "corpus", {"de", "fr"}, 300).ok());
+  const auto fs = MakePosixFileSystem();
+  const std::string run_folder = folder.Path("run");
+  const auto resolve = [&](const RunSpec& run) {
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    SelfCommunicator world;
+    return ResolveRun(run, {.root = folder.path(), .job_id = "job-77"}, world, *fs, log);
+  };
+  RunSpec run = SmallRun();
+  run.mutable_data()->set_global_microbatches(4);
+  run.mutable_optim()->set_virtual_replicas(4);
+  run.mutable_compute()->set_matmul(LIBRARY);
+  run.mutable_compute()->set_threads_per_rank(3);
+  {
+    const auto first = resolve(run);
+    ASSERT_TRUE(first.ok()) << first.status();
+    EXPECT_THAT(*ReadWholeFile(*fs, JoinPath(run_folder, "lock"), 10000), HasSubstr("job-77"));
+    ASSERT_TRUE(BeginCheckpoint(*fs, run_folder, 0).ok());
+    ASSERT_TRUE(CommitCheckpoint(*fs, run_folder, first->state).ok());
+  }
+  run.mutable_optim()->clear_virtual_replicas();
+  *run.mutable_compute() = ComputeSpec();
+  {
+    const auto next = resolve(run);
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_EQ(next->run.optim().virtual_replicas(), 4);
+    EXPECT_EQ(next->run.compute().matmul(), LIBRARY);
+    EXPECT_EQ(next->run.compute().threads_per_rank(), 3) << "a library's sums may depend on it";
+  }
+  run.mutable_compute()->set_dtype(BFLOAT16);
+  const absl::Status refused = resolve(run).status();
+  EXPECT_EQ(GetExitCode(refused), ExitCode::kCheckpoint) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("goes on with the arithmetic it started with"));
+}
+
+TEST(ResolveRun, RefusesAJobOfAnotherSizeAndTextsThatWereChanged) {
+  const testing::TempFolder folder;
+  ASSERT_TRUE(testing::MakeCorpus(folder.path(), "corpus", {"de", "fr"}, 300).ok());
+  const auto fs = MakePosixFileSystem();
+  const auto refusal = [&](const RunSpec& run) {
+    std::ostringstream text;
+    Logger log({.stream = &text});
+    SelfCommunicator world;
+    return ResolveRun(run, {.root = folder.path()}, world, *fs, log).status();
+  };
+  RunSpec two = SmallRun();
+  two.mutable_cluster()->set_nodes(2);
+  const absl::Status of_ranks = refusal(two);
+  EXPECT_EQ(GetExitCode(of_ranks), ExitCode::kBadConfig) << of_ranks;
+  EXPECT_THAT(std::string(of_ranks.message()), HasSubstr("mpirun -n 2"));
+  folder.Write("corpus/dev.de-en.de", "ein Satz\n");
+  const absl::Status of_text = refusal(SmallRun());
+  EXPECT_EQ(GetExitCode(of_text), ExitCode::kData) << of_text;
+  EXPECT_THAT(std::string(of_text.message()), HasSubstr("dev.de-en.de"));
 }
 
 TEST(ResolveRun, ARunThatAnotherJobSavedMeanwhileIsToBeStartedAgain) {

@@ -121,6 +121,24 @@ TEST(ValidationPolicy, EndsARunThatHasNoBetterScoreForTooLong) {
   EXPECT_THAT(text.str(), HasSubstr("no better BLEU or nll in 2 validations in a row"));
 }
 
+TEST(ValidationPolicy, MinutesCountFromTheLastValidationOn) {
+  TrainSpec train;
+  train.set_validate_every_minutes(1);
+  Manifest state;
+  state.set_train_seconds(100);  // of an earlier start
+  Logger log;
+  ValidationPolicy policy(train, state, /*steps_per_epoch=*/1.0, log);
+  const auto due = [&](double seconds) {
+    state.set_train_seconds(seconds);
+    return policy.IsDue(0);
+  };
+  EXPECT_FALSE(due(159));
+  EXPECT_TRUE(due(165));
+  policy.Done();
+  EXPECT_FALSE(due(224));
+  EXPECT_TRUE(due(225));
+}
+
 TEST(ValidationPolicy, AStepIsDoneUntilTheRunGoesOnOrBack) {
   const TrainSpec train;
   Manifest state;

@@ -236,6 +236,15 @@ TEST_F(ValidationTest, SamplesAreLinesOfWhatTheScoresAreOf) {
   EXPECT_EQ(directions.size(), 4u);
 }
 
+TEST_F(ValidationTest, DirectionsThatARunDoesNotLearnAreLeftOut) {
+  RunSpec run = Run();
+  run.mutable_data()->add_directions("fr-*");
+  const auto records = ValidateOnRanks(run, {1, 1});
+  ASSERT_TRUE(records[0].ok()) << records[0].status();
+  ASSERT_EQ(records[0]->directions_size(), 1);
+  EXPECT_EQ(records[0]->directions(0).direction(), "fr-en");
+}
+
 TEST_F(ValidationTest, ADirectionWithFewerSentencesThanReplicasCountsEachOnce) {
   RunSpec run = Run();
   run.mutable_train()->set_validate_sentences(1);

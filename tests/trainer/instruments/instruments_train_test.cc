@@ -93,7 +93,10 @@ TEST_F(InstrumentsTrainTest, TheyDoNotChangeABitAndSayTheSameOnAnyLayout) {
     const std::string folder = "with-" + std::to_string(i);
     const std::string log = Train(Run(folder, layouts[i], "every_steps: 2 model_update: true"));
     EXPECT_EQ(testing::WeightsLine(log), without);
-    EXPECT_EQ(Records(folder).size(), 3u);
+    ASSERT_EQ(Records(folder).size(), 3u);
+    for (size_t r = 0; r < 3; ++r) {
+      EXPECT_THAT(Records(folder)[r], HasSubstr("step: " + std::to_string(2 * r + 2) + "\n"));
+    }
     EXPECT_EQ(Records(folder), Records("with-0"));
   }
 }

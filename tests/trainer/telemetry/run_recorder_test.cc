@@ -83,6 +83,19 @@ TEST(RunRecorder, WhatComesAfterTheEndIsNotAnnounced) {
   std::filesystem::remove(path);
 }
 
+TEST(RunRecorder, AStartWithoutAStepLeavesThePrometheusFileAsItIs) {
+  const std::string path = PathOf("before.prom");
+  std::ofstream(path) << "of an earlier start";
+  RunFiles files;
+  files.prometheus = std::make_unique<PrometheusFile>(path, "a run");
+  Recording recording(std::move(files));
+  recording.recorder.End({});
+  std::stringstream figures;
+  figures << std::ifstream(path).rdbuf();
+  EXPECT_EQ(figures.str(), "of an earlier start");
+  std::filesystem::remove(path);
+}
+
 TEST(RunRecorder, EveryRecordIsALineOfTheFileAndOneForPeople) {
   testing::MemoryFileSystem fs;
   RunFiles files;
