@@ -89,6 +89,20 @@ TEST_F(KernelsOnStreams, ABlockServesEveryLaterUploadBecauseItIsAsLargeAsTheLarg
   EXPECT_EQ(emulated_gpu::ReadCounters().pinned, pinned);
 }
 
+// There is room for 1 MiB: what is there is fetched before more has its place.
+TEST_F(KernelsOnStreams, ResultsForWhichNoRoomIsLeftWaitForThoseBefore) {
+  constexpr int64_t kCount = 200'000;
+  GpuStream gpu;
+  ResultQueue results(gpu);
+  const auto x = OnDevice(kCount, 1.0F);
+  std::vector<float> first(kCount), second(kCount), larger(2 * kCount);
+  Add(gpu, x.data(), results.Add(std::span(first)), kCount);
+  Add(gpu, x.data(), results.Add(std::span(second)), kCount);
+  EXPECT_THAT(first, Each(1.0F));
+  results.Add(std::span(larger));
+  EXPECT_THAT(second, Each(1.0F));
+}
+
 TEST_F(KernelsOnStreams, RanksThatAreThreadsHaveDevicesOfTheirOwn) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -303,6 +317,19 @@ TEST_F(KernelsOnStreams, WhatIsLaunchedWithoutGraphsKeepsItsPlace) {
   Add(gpu, x.data(), x.data(), 1000);
   graphs.End();
   EXPECT_THAT(x.Read(gpu), Each(0.0F));
+}
+
+TEST_F(KernelsOnStreams, LaunchesThatWaitForTheirGraphHaveTheirScratchUntilItGrows) {
+  GpuStream gpu;
+  LaunchGraphs graphs(gpu);
+  const auto x = OnDevice(1000, 1.0F);
+  graphs.Begin(LaunchGraphs::Use::kProved);
+  Add(gpu, x.data(), gpu.ScratchFloats(1000), 1000);
+  gpu.ScratchFloats(100'000);
+  EXPECT_EQ(emulated_gpu::ReadLaunches()["Add"], 1);
+  Add(gpu, x.data(), gpu.ScratchFloats(100'000), 1000);
+  graphs.End();
+  gpu.Wait();
 }
 
 TEST(KernelsOnStreamsDeathTest, WhatHasNoRoomInAnUploadIsNotWritten) {

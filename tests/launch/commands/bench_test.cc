@@ -40,7 +40,8 @@ TEST(BenchCommand, NamesEveryNumberThatIsOutOfRange) {
 
 TEST(BenchCommand, LengthsThatNoSentenceHasAreRefused) {
   const std::string file = ::testing::TempDir() + "odd_lengths.json";
-  for (const char* text : {"[]", "[[3, 4], [1e300, 5]]", "[[0.5, 5]]", "[[-1, 5]]", "[[1]]", "3"}) {
+  for (const char* text :
+       {"[]", "[[3, 4], [1e300, 5]]", "[[0.5, 5]]", "[[1.5, 5]]", "[[-1, 5]]", "[[1]]", "3"}) {
     std::ofstream(file) << text;
     const auto lengths = ReadBenchLengths(file);
     EXPECT_EQ(GetExitCode(lengths.status()), ExitCode::kData) << text;
@@ -126,6 +127,9 @@ TEST(BenchCommand, ProductsAreTimedInAllWaysOfACpu) {
     std::map<std::string, std::set<std::string>> ways;  // by the product
     for (const ProductRecord& product : record.products()) {
       EXPECT_GT(product.rows() * product.columns() * product.depth(), 0) << product.name();
+      if (product.name() == "fc1 forward") {
+        EXPECT_EQ(product.calls_per_step(), 2);  // one in each stack
+      }
       for (const ProductTime& way : product.ways()) {
         ways[product.name()].insert(way.way());
         EXPECT_GT(way.seconds_per_call(), 0.0) << product.name() << ", " << way.way();
@@ -200,6 +204,48 @@ TEST(BenchCommand, DecodesInBatchesAsAsked) {
   EXPECT_EQ(decode("1").code, 0);
   EXPECT_EQ(decode("100000").code, 0);
   EXPECT_EQ(decode("-1").code, 2);
+}
+
+// The longest target that the model takes, whose search ends at its length, and one token more.
+TEST(BenchCommand, DecodesTheLengthsOfAFile) {
+  const std::string file = ::testing::TempDir() + "decode_lengths.json";
+  const auto decode = [&](const char* lengths) {
+    std::ofstream(file) << lengths;
+    return RunBench({"decode", "--layers", "1", "--width", "16", "--beam", "1", "--dtype",
+                     "float32", "--lengths", file, "--json"});
+  };
+  const Outcome outcome = decode("[[7, 1023], [3, 5]]");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  BenchRecord record;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+  EXPECT_NEAR(record.tokens_per_second() / record.sentences_per_second(), (7 + 1023 + 3 + 5) / 2,
+              1e-6);
+  for (const char* lengths : {"[[7, 1024]]", "[[1024, 7]]"}) {
+    const Outcome refused = decode(lengths);
+    EXPECT_EQ(refused.code, 4) << lengths;
+    EXPECT_THAT(refused.err, HasSubstr(": 1024 tokens, but the model takes 1024"));
+  }
+}
+
+// The pairs that fit on both sides are trained on, and layers run again where they recompute.
+TEST(BenchCommand, ALongSourceIsLeftOutAndLayersRunTwiceWhereTheyRecompute) {
+  const std::string file = ::testing::TempDir() + "step_lengths.json";
+  std::ofstream(file) << "[[90, 5], [5, 6]]";
+  const auto calls = [&](const char* level) {
+    const Outcome outcome =
+        RunBench({"kernels", "--layers", "2", "--width", "16", "--tokens", "40", "--steps", "1",
+                  "--dtype", "float32", "--lengths", file, "--recompute", level, "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    KernelsRecord record;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(outcome.out, &record).ok());
+    double attention = 0.0;
+    for (const KernelRecord& kernel : record.kernels()) {
+      if (kernel.name() == "Attention") attention = kernel.calls_per_step();
+    }
+    return attention;
+  };
+  EXPECT_EQ(calls("NONE"), 6);
+  EXPECT_GT(calls("FULL"), 6);
 }
 
 TEST(BenchCommand, ShapesCanBeChanged) {

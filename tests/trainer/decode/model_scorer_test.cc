@@ -240,7 +240,8 @@ TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
   std::mt19937 random(4);
   std::vector<Ids> sources, histories;
   for (int i = 0; i < 45; ++i) {
-    sources.push_back(Sentence(random, 1 + static_cast<int>(random() % 20)));
+    // One has all tokens that a pass of the small model takes.
+    sources.push_back(Sentence(random, i == 9 ? 24 : 1 + static_cast<int>(random() % 20)));
     histories.push_back({2, static_cast<int32_t>(4 + i), 17, 9});
   }
   for (const DataType dtype : {FLOAT32, BFLOAT16}) {
@@ -252,6 +253,24 @@ TEST(ModelScorer, ManySourcesThroughASmallModelEqualOneBigBatchBitForBit) {
       EXPECT_EQ(Decode(small_scorer, sources, histories), Decode(big_scorer, sources, histories));
     }
   }
+}
+
+// More target tokens than logits are kept of at a time.
+TEST(ModelPairScorer, PairsOfALargePassHaveTheBitsOfASmallOne) {
+  const std::vector<EncodedPair> pairs = SomePairs();
+  std::vector<EncodedPair> many;
+  size_t tokens = 0;
+  for (int copy = 0; copy < 15; ++copy) {
+    many.insert(many.end(), pairs.begin(), pairs.end());
+    for (const EncodedPair& pair : pairs) tokens += pair.labels.size();
+  }
+  ASSERT_GT(tokens, 512u);
+  const auto ops = Native(FLOAT32);
+  const auto model = MakeModel(Variants()[0], Capacity(3000, static_cast<int>(tokens)), *ops);
+  ModelPairScorer scorer(*model);
+  const std::vector<double> few = scorer.LogProbabilities(pairs);
+  const std::vector<double> all = scorer.LogProbabilities(many);
+  for (size_t i = 0; i < many.size(); ++i) EXPECT_EQ(all[i], few[i % few.size()]) << i;
 }
 
 TEST(ModelPairScorer, PairsDoNotDependOnTheirNeighboursBitForBit) {

@@ -1,6 +1,7 @@
 // Searches and scores through pipelines of threads against one scorer over the whole model.
 #include "trainer/decode/pipeline_scorer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/fault_communicator.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/host_scorer.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/tiny_model.h"
@@ -115,8 +117,9 @@ std::vector<ChunkSpec> ChunksOf(const Layout& layout, int rank) {
 using Drive = std::function<void(PipelineScorer& scorer)>;
 
 // A pipeline of threads; `drive` runs on the rank with the output layer.
-std::vector<absl::Status> RunPipeline(const ModelSpec& spec, DataType dtype, const Layout& layout,
-                                      const Drive& drive) {
+std::vector<absl::Status> RunPipeline(
+    const ModelSpec& spec, DataType dtype, const Layout& layout, const Drive& drive,
+    const std::function<bool()>& is_stopping = [] { return false; }) {
   return RunRanks(layout.placement.NumRanks(), [&](Communicator& comm) -> absl::Status {
     const auto ops = MakeRankOps(dtype);
     Transformer model(spec, Capacity(), *ops, /*trainable=*/false, ChunksOf(layout, comm.rank()));
@@ -125,7 +128,7 @@ std::vector<absl::Status> RunPipeline(const ModelSpec& spec, DataType dtype, con
         MakePipelineRoute(Describe(spec, Capacity()), layout.ends, layout.placement, comm.rank());
     PipelineLink link(route, comm, {});
     if (route.rank != route.driver) return ServePipeline(model, link);
-    PipelineScorer scorer(model, link);
+    PipelineScorer scorer(model, link, is_stopping);
     drive(scorer);
     return scorer.Stop();
   });
@@ -153,14 +156,18 @@ struct Results {
   friend bool operator==(const Results&, const Results&) = default;
 };
 
-Results Use(Scorer& scorer, PairScorer& pair_scorer) {
+std::vector<EncodedPair> Pairs() {
   std::mt19937 random(11);
   std::vector<EncodedPair> pairs;
   for (int i = 0; i < 7; ++i) pairs.push_back({Sentence(random, 17), Sentence(random, 15)});
+  return pairs;
+}
+
+Results Use(Scorer& scorer, PairScorer& pair_scorer) {
   const SearchOptions options{.beam_size = 3, .max_tokens = 9, .nbest = 3};
   SearchBatch batch{.sources = Sources(9)};
   for (size_t i = 0; i < batch.sources.size(); ++i) batch.prefixes.emplace_back(i % 3, 7);
-  return {Search(scorer, batch, options), pair_scorer.LogProbabilities(pairs)};
+  return {Search(scorer, batch, options), pair_scorer.LogProbabilities(Pairs())};
 }
 
 Results UseWhole(const ModelSpec& spec, DataType dtype) {
@@ -255,6 +262,85 @@ TEST(PipelineRoute, NamesWhoNeedsTheMemoryAndWhoSteps) {
                                   .encoder_output_to = {3},
                                   .steppers = {2, 3},
                                   .followers = {0, 2, 3}}));
+}
+
+// It is asked again after every microbatch of pairs: a command may wait for its answer meanwhile.
+TEST(PipelineScorer, WhatStopsIsNotAskedAnyMoreAndEndsInOrder) {
+  const ModelSpec spec = Spec(TIE_ALL, DEEPNORM);
+  bool stops = false;
+  int asked = 0;
+  Results before, after;
+  const auto statuses = RunPipeline(
+      spec, FLOAT32, MakeLayout(MakeLooped(2, 1)),
+      [&](PipelineScorer& scorer) {
+        before.log_probabilities = scorer.LogProbabilities(Pairs());
+        stops = true;
+        after = Use(scorer, scorer);
+      },
+      [&] {
+        if (!stops) ++asked;
+        return stops;
+      });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  EXPECT_GE(asked, 1 + 4);
+  for (const double log_probability : before.log_probabilities) EXPECT_LT(log_probability, 0.0);
+  for (const auto& hypotheses : after.hypotheses) EXPECT_TRUE(hypotheses.empty());
+  for (const double log_probability : after.log_probabilities) {
+    EXPECT_TRUE(std::isnan(log_probability));
+  }
+}
+
+// Counts the sends of the driver, which are over only when it waits for them.
+class LazyCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit LazyCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+
+  int sends = 0, pending = 0, most_pending = 0;
+
+ private:
+  struct Lazy final : public Transfer {
+    Lazy(std::unique_ptr<Transfer> transfer, LazyCommunicator& comm)
+        : inner(std::move(transfer)), owner(comm) {}
+    bool Done() override { return false; }
+    absl::Status Wait(absl::Duration limit) override {
+      --owner.pending;
+      return inner->Wait(limit);
+    }
+    std::unique_ptr<Transfer> inner;
+    LazyCommunicator& owner;
+  };
+
+  TransferOr StartMessage(Direction direction, const Buffer& buffer, int peer, int tag) override {
+    auto started = ForwardingCommunicator::StartMessage(direction, buffer, peer, tag);
+    if (!started.ok() || direction != Direction::kSend) return started;
+    ++sends;
+    most_pending = std::max(most_pending, ++pending);
+    return std::make_unique<Lazy>(*std::move(started), *this);
+  }
+};
+
+TEST(PipelineScorer, HoldsFewMessagesAndNoStatesThatAreGone) {
+  const ModelSpec spec = Spec(TIE_ALL, DEEPNORM);
+  const Layout layout = MakeLayout(MakeLooped(2, 2));
+  const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {
+    const auto ops = MakeRankOps(FLOAT32);
+    Transformer model(spec, Capacity(), *ops, false, ChunksOf(layout, world.rank()));
+    LazyCommunicator comm(world);
+    const PipelineRoute route =
+        MakePipelineRoute(Describe(spec, Capacity()), layout.ends, layout.placement, world.rank());
+    PipelineLink link(route, comm, {});
+    if (route.rank != route.driver) return ServePipeline(model, link);
+    PipelineScorer scorer(model, link);
+    for (int i = 0; i < 40; ++i) scorer.Show("de-en", 0.0);
+    EXPECT_EQ(comm.most_pending, 16);
+    auto state = scorer.Start(Sources(1));
+    const int before = comm.sends;
+    state = nullptr;
+    EXPECT_EQ(comm.sends - before, 2 * std::ssize(route.steppers));
+    EXPECT_GT(std::ssize(route.steppers), 0);
+    return scorer.Stop();
+  });
+  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
 }
 
 // --- errors ---

@@ -1,6 +1,7 @@
 #include "trainer/doctor/doctor.h"
 
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,12 +14,14 @@
 #include "launch/defaults.h"
 #include "parallel/base/status_macros.h"
 #include "tests/support/forwarding_communicator.h"
+#include "tests/support/memory_file_system.h"
 #include "tests/support/run_ranks.h"
 #include "tests/trainer/data/temp_folder.h"
 #include "trainer/doctor/kernel_check.h"
 #include "trainer/doctor/layout_check.h"
 #include "trainer/kernels/aten.h"
 #include "trainer/kernels/compute.h"
+#include "trainer/model/describe.h"
 
 namespace deepnet {
 namespace {
@@ -86,6 +89,17 @@ TEST(KernelCheck, ThreeTimesTheErrorThatRoundingExplainsIsBeyondTheLimit) {
     const auto checks = CompareAttention(results, twin, type);
     EXPECT_GT(checks[0].error(), checks[0].limit()) << checks[0].name();
     EXPECT_LE(checks[1].error(), checks[1].limit()) << checks[1].name();
+  }
+}
+
+TEST(KernelCheck, AResultThatIsNotANumberIsBeyondEveryLimit) {
+  const auto ops = MakeAtenOps(at::kFloat, at::kFloat);
+  const AttentionResults twin = RunAttention(*ops, at::kFloat);
+  for (const double bad : {NAN, INFINITY}) {
+    AttentionResults results = RunAttention(*ops, at::kFloat);
+    results[1][0][0][0] = bad;
+    const auto checks = CompareAttention(results, twin, at::kFloat);
+    EXPECT_FALSE(checks[1].error() <= checks[1].limit()) << checks[1].error();
   }
 }
 
@@ -162,6 +176,30 @@ TEST(LayoutCheck, AMessageThatIsOffByABitIsNamed) {
   for (const DoctorCheck& check : checks) {
     EXPECT_THAT(check.failure(), HasSubstr(" values differ from those of one rank"));
   }
+}
+
+// Spoils the sum of the losses: two numbers for each of a step's microbatches.
+class LossSpoilingCommunicator final : public ForwardingCommunicator {
+ public:
+  LossSpoilingCommunicator(Communicator& inner, int64_t bytes)
+      : ForwardingCommunicator(inner), bytes_(bytes) {}
+  TransferOr AllGather(Buffer mine, std::span<const Buffer> all) override {
+    if (mine.bytes == bytes_) static_cast<uint8_t*>(mine.data)[4] ^= 1;
+    return ForwardingCommunicator::AllGather(mine, all);
+  }
+
+ private:
+  const int64_t bytes_;
+};
+
+TEST(LayoutCheck, AFigureThatIsOffIsNamed) {
+  std::string failures;
+  for (const DoctorCheck& check : CheckOn(RunOn({2, 1, "1f1b"}), [](Communicator& world) {
+         return std::make_unique<LossSpoilingCommunicator>(world, 2 * 4 * sizeof(double));
+       })) {
+    failures += check.failure();
+  }
+  EXPECT_THAT(failures, HasSubstr("values differ from those of one rank; no weights"));
 }
 
 TEST(LayoutCheck, ALayoutThatCannotBeIsNamed) {
@@ -292,10 +330,52 @@ TEST_F(DoctorTest, ARunIsExaminedOnItsOwnLayout) {
   EXPECT_EQ(report_.layout(), "2 stages x 1 replicas, zb-h1");
 }
 
+TEST_F(DoctorTest, AScheduleDecidesItsChunks) {
+  RunSpec run = WithModel(OnCpu());
+  run.mutable_parallel()->set_pipeline_parallel_size(2);
+  run.mutable_parallel()->set_schedule("zb-v");
+  run.mutable_parallel()->clear_virtual_pipeline_size();
+  EXPECT_THAT(Findings(2, run, true), Each(IsOfSpeed()));
+  EXPECT_EQ(report_.layout(), "2 stages x 1 replicas, zb-v, v=2");
+}
+
 TEST_F(DoctorTest, ARunThatNeedsMoreThanThereIsIsNamed) {
   RunSpec run = WithModel(OnCpu());
   run.mutable_cluster()->set_device_memory_gib(0.001);
   EXPECT_THAT(Findings(1, run, true), Contains(HasSubstr("plan: ")));
+  run.clear_cluster();  // what there is decides
+  EXPECT_THAT(Findings(1, run, true), Each(IsOfSpeed()));
+  run.mutable_model()->set_d_model(1 << 17);
+  run.mutable_model()->set_ffn_dim(1 << 19);
+  EXPECT_THAT(Findings(1, run, true), Contains(HasSubstr("plan: ")));
+}
+
+TEST_F(DoctorTest, AFolderHasRoomForTwoCheckpointsWithTheirAverages) {
+  RunSpec run = WithModel(OnCpu());
+  run.mutable_model()->set_vocabulary_size(100);
+  const double weights = Describe(run.model(), run.data().microbatch()).NumElements();
+  for (const bool average : {false, true}) {
+    run.mutable_optim()->set_ema_decay(average ? 0.9 : 0.0);
+    const double bytes = weights * 2 * (average ? 16 : 12);
+    for (const bool fits : {false, true}) {
+      const auto findings = Findings(1, run, true, [&](int, DoctorOptions& options) {
+        options.folder.free_bytes = [&](const std::string&) {
+          return static_cast<int64_t>(bytes) - (fits ? 0 : 1);
+        };
+      });
+      EXPECT_EQ(::testing::Matches(Contains(HasSubstr("two checkpoints need ")))(findings), !fits);
+    }
+  }
+}
+
+TEST_F(DoctorTest, AFolderThatIsNotRank0sIsNamed) {
+  testing::MemoryFileSystem own;
+  EXPECT_THAT(Findings(2, OnCpu(), false,
+                       [&](int rank, DoctorOptions& options) {
+                         if (rank == 1) options.folder.files = &own;
+                       }),
+              Contains(AllOf(HasSubstr("rank 1 (host "),
+                             HasSubstr("it does not show a file that rank 0 wrote"))));
 }
 
 }  // namespace

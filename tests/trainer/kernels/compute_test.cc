@@ -2,12 +2,14 @@
 
 #include <string>
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "parallel/base/exit_code.h"
 #include "tests/support/thread_limit.h"
 #include "trainer/kernels/aten.h"
+#include "trainer/kernels/device_errors.h"
 #include "trainer/kernels/native/isa.h"
 
 namespace deepnet {
@@ -53,6 +55,26 @@ TEST(ResolveCompute, ChangesNothingTheSecondTime) {
       EXPECT_EQ(once.threads_per_rank(), asked.threads_per_rank());
     }
   }
+}
+
+// So that more hosts can resume a run.
+TEST(ResolveCompute, AnOpenFloat32RunDoesNotAskForProductsInBfloat16) {
+  EXPECT_NE(ResolveCompute(OnCpu(FLOAT32, ISA_UNSPECIFIED)).isa(), AVX512_BF16);
+  EXPECT_EQ(ResolveCompute(OnCpu(BFLOAT16, ISA_UNSPECIFIED)).isa(),
+            static_cast<Isa>(native::BestIsa()));
+}
+
+TEST(Measurements, LeaveLibTorchItsThreads) {
+  ComputeSpec compute = ResolveCompute(OnCpu(FLOAT32, ISA_UNSPECIFIED));
+  compute.set_threads_per_rank(2);
+  compute.set_matmul(LIBRARY);
+  const auto ops = MakeOps(compute);
+  ASSERT_TRUE(ops.ok()) << ops.status();
+  EXPECT_EQ(at::get_num_threads(), 2);
+  compute.set_matmul(NATIVE);
+  at::set_num_threads(1);
+  MeasureProductCeiling(compute, /*d=*/8, /*seconds=*/0.001);
+  EXPECT_EQ(at::get_num_threads(), 1);
 }
 
 // LibTorch's own pool ends the process where it gets no thread.
@@ -108,6 +130,12 @@ TEST(CheckCompute, RefusesDevicesByName) {
   EXPECT_THAT(std::string(CheckCompute(compute).message()), HasSubstr("compute.matmul: NATIVE"));
   compute.set_matmul(LIBRARY);
   EXPECT_EQ(CheckCompute(compute).ok(), at::hasCUDA());
+}
+
+TEST(CatchErrors, AnErrorThatNamesCudaKeepsItsExitCode) {
+  const absl::Status lost =
+      WithExitCode(absl::InternalError("NCCL: unhandled cuda error"), ExitCode::kPeerLost);
+  EXPECT_EQ(CatchErrors([&] { return lost; }), lost);
 }
 
 TEST(MakeOps, GivesTheTypesThatWereAskedFor) {
