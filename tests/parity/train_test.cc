@@ -19,7 +19,6 @@
 #include <gtest/gtest.h>
 
 #include "launch/defaults.h"
-#include "parallel/base/clock.h"
 #include "parallel/base/exit_code.h"
 #include "parallel/base/logging.h"
 #include "proto/report.pb.h"
@@ -237,34 +236,6 @@ TEST_F(TrainTest, AStopThatOneLateRankIsAskedForIsHonouredByAllAfterItsStep) {
   }
   MustTrain(Run("late"));
   ExpectSameRun("prompt", "late");
-}
-
-// The last of two stages, and nobody else, is asked to save. Seconds of training are those of the
-// clock, not of the ranks together.
-TEST_F(TrainTest, ASaveThatOneRankIsAskedForIsMadeByAllAndTimePassesOnce) {
-  RunSpec run = Run("asked");
-  run.mutable_parallel()->set_pipeline_parallel_size(2);
-  std::atomic<int> asked{0};
-  double began = 0.0, ended = 0.0;  // of steps 2 to 12
-  const auto statuses = RunRanks(2, [&](Communicator& world) {
-    const bool last = world.rank() == 1;
-    ActingBuffer lines("step 1 ", [&, last] {
-      if (last) asked = kSaveRequest;
-      if (!last) began = SecondsNow();
-    });
-    std::ostream stream(&lines);
-    Logger log({.stream = &stream});
-    TrainOptions options{.root = root_.string(), .world = &world};
-    if (last) options.request = &asked;
-    const absl::Status status = Train(run, options, log);
-    if (!last) ended = SecondsNow();
-    return status;
-  });
-  EXPECT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
-  EXPECT_TRUE(std::filesystem::exists(root_ / "asked/step-00000002"));
-  const std::vector<StepRecord> records = Records("asked");
-  ASSERT_EQ(records.size(), 12u);
-  EXPECT_LE(records.back().seconds() - records.front().seconds(), ended - began);
 }
 
 TEST_F(TrainTest, AnyNumberOfThreadsGivesTheSameBits) {

@@ -720,12 +720,12 @@ TEST(Planner, CountsWhatTheSettingsOfTheRunAskFor) {
   compute.set_device("cuda");
   const MemoryEstimate gpu = memory();
   EXPECT_EQ(gpu.snapshot(), 0);
-  EXPECT_EQ(gpu.gpu().messages(), 4 * kLaneBytes + kReplicasBytes);
+  EXPECT_EQ(gpu.gpu().messages(), 6 * kLaneBytes + ReplicasBytes(2));
   inventory.batch_bytes = 0;
   EXPECT_EQ(gpu.gpu().uploads(), memory().gpu().uploads() + 4 * 1000);
   parallel.set_pipeline_parallel_size(1);
   parallel.clear_schedule();
-  EXPECT_EQ(memory().gpu().messages(), kReplicasBytes);
+  EXPECT_EQ(memory().gpu().messages(), ReplicasBytes(2));
 }
 
 // --- texts ---------------------------------------------------------------------------------------
