@@ -31,7 +31,7 @@ function(deepnet_library name)
     list(LENGTH arg_SRCS num_sources)
     if(DEEPNET_UNITY AND num_sources GREATER 1)
       set_target_properties(${name} PROPERTIES UNITY_BUILD ON)
-      target_compile_options(${name} PRIVATE -Wno-subobject-linkage)  # it means classes of headers
+      target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
     endif()
   endif()
 endfunction()

@@ -29,7 +29,7 @@ std::map<std::string, std::string> Variables() {
   constexpr char kNeeded[] =
       "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER CUDA_LAUNCH_BLOCKING=0 "
       "NCCL_COMM_BLOCKING=1 NCCL_LAUNCH_ORDER_IMPLICIT=0 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS= "
-      "NCCL_MIN_NCHANNELS= NCCL_MIN_P2P_NCHANNELS= NCCL_NCHANNELS_PER_NET_PEER=";
+      "NCCL_MIN_NRINGS= NCCL_MIN_NCHANNELS= NCCL_MIN_P2P_NCHANNELS= NCCL_NCHANNELS_PER_NET_PEER=";
   return absl::StrSplit(kNeeded, absl::ByAnyChar("= "));
 }
 
@@ -84,7 +84,10 @@ absl::Status CheckNotShared(const std::vector<std::string>& hosts,
 
 void SetCudaDefaults() {
   [[maybe_unused]] static const bool set = [] {
-    for (const auto& [name, value] : Variables()) setenv(name.c_str(), value.c_str(), 0);
+    for (const auto& [name, value] : Variables()) {
+      const char* const given = std::getenv(name.c_str());
+      if (given == nullptr || *given == '\0') setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+    }
     return true;
   }();
 }

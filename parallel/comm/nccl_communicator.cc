@@ -2,9 +2,9 @@
 // receive that was posted early holds nothing up; collectives have one more. Connect makes them and
 // moves a few bytes over each, because the first message between two ranks takes memory and waits
 // for the device and for the peer. The tensors of a message are one launch, and events say when it
-// has ended. An error of one lane fails what is under way on all lanes of the group on this rank;
-// when a transfer is dropped, they are aborted. Lanes want hardware queues of their own
-// (launch/device_group.cc). Calls of NCCL that wait for peers run in threads, which have a limit.
+// has ended. An error of one lane fails what is under way on all; a transfer that is dropped early
+// aborts them. Lanes want hardware queues of their own (launch/device_group.cc). Calls of NCCL that
+// wait for peers run in threads, which have a limit.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -34,8 +34,7 @@ namespace {
 
 // Limit for NCCL to end a communicator; then it is left behind.
 constexpr absl::Duration kEndLimit = absl::Seconds(5);
-// Thread blocks: few, because they run beside the computation, and take memory for each peer
-// (ReplicasBytes, parallel/plan/memory.h).
+// Few thread blocks, as they run beside the computation and take memory (ReplicasBytes, memory.h).
 constexpr int kMessageThreadBlocks = 2, kCollectiveThreadBlocks = 8;
 
 // NCCL keeps its last warning, whether or not it prints any. The system refuses at the next start
@@ -45,7 +44,8 @@ absl::Status NcclStatus(const std::string& call, ncclResult_t result, bool conne
   const std::string warning = ncclGetLastError(nullptr);
   const std::string text = absl::StrCat(call, ": ", ncclGetErrorString(result),
                                         warning.empty() ? "" : "; last warning: ", warning);
-  if (absl::StrContains(warning, "out of memory") || absl::StrContains(warning, "Failed to CUDA")) {
+  if (result != ncclRemoteError &&
+      (absl::StrContains(warning, "out of memory") || absl::StrContains(warning, "to CUDA"))) {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     return DoesNotFitError(text, "; ", free >> 20, " MiB of the GPU are free");
@@ -451,10 +451,12 @@ class Lanes {
   };
 
   // An error of one lane ends all: whatever waits for the same peer may never see it. Only what is
-  // under way on that lane says that a peer is lost.
+  // under way on the two lanes of that peer says that it is lost.
   void Fail(NcclLane& lane, const absl::Status& status) {
     if (status.ok()) return;
+    const auto [from, to] = lane.end()->ends;
     lane.Fail(status);
+    if (NcclLane* const back = Find({to, from})) back->Fail(status);
     error_.Update(absl::IsUnavailable(status)
                       ? absl::CancelledError(absl::StrCat("given up: ", status.message()))
                       : status);
@@ -631,11 +633,9 @@ class NcclCommunicator final : public Communicator {
     int64_t bytes = 0;
     for (const Buffer& buffer : buffers) {
       bytes += buffer.bytes;
-      if (buffer.bytes == 0 || (OnDevice(buffer) && buffer.device.index == lanes_->device())) {
-        continue;
-      }
-      return InvalidArgument(call, ": memory of GPU ", OnDevice(buffer) ? buffer.device.index : -1,
-                             ", but this rank's is ", lanes_->device());
+      const int gpu = OnDevice(buffer) ? buffer.device.index : -1, own = lanes_->device();
+      if (buffer.bytes == 0 || gpu == own) continue;
+      return InvalidArgument(call, ": memory of GPU ", gpu, ", but this rank's is ", own);
     }
     if (lane == nullptr) {
       return FailedPrecondition(call, ", ", bytes,

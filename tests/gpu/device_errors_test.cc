@@ -330,6 +330,7 @@ TEST_F(DeviceErrorsTest, VariablesWithWhichRanksWouldHangAreRefusedByName) {
         std::pair("NCCL_MIN_NCHANNELS", "32"), std::pair("NCCL_MIN_P2P_NCHANNELS", "32"),
         std::pair("NCCL_NCHANNELS_PER_NET_PEER", "4"), std::pair("NCCL_NVLS_ENABLE", "2")}) {
     SetCudaDefaults();
+    ASSERT_NE(std::getenv(name), nullptr) << name;
     const std::string before = std::getenv(name);
     setenv(name, value, /*overwrite=*/1);
     EXPECT_EQ(TextOnHost(2, settings),

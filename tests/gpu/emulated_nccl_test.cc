@@ -447,7 +447,7 @@ void ReceiveEarlyAndSend(int connections, double watchdog_seconds, bool launch_b
         }
         return cudaStreamQuery(lanes[peer].stream) == cudaSuccess;
       };
-      while (!receives()) std::this_thread::yield();
+      while (!receives()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       send();
       EXPECT_THAT(ToHost(in, 1), Each(peer));
       for (const Rank& lane : lanes) Ok(ncclCommDestroy(lane.comm));
@@ -477,7 +477,7 @@ TEST(EmulatedNcclDeathTest, AnEarlyReceiveWhereLaunchesWaitIsAHangThatIsNamed) {
 TEST(EmulatedNcclDeathTest, ReceivesThatLeaveNoRoomForASendAreAHangThatIsNamed) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   setenv("NCCL_MIN_NCHANNELS", "70", 1);
-  EXPECT_DEATH(ReceiveEarlyAndSend(/*connections=*/8, /*watchdog_seconds=*/0.5),
+  EXPECT_DEATH(ReceiveEarlyAndSend(/*connections=*/8, /*watchdog_seconds=*/2),
                "nccl(Send|Recv) waits for 70 multiprocessors, 62 are free");
   unsetenv("NCCL_MIN_NCHANNELS");
 }
@@ -801,12 +801,12 @@ TEST(NcclCommunicatorOnEmulatedGpus, WhatIsNotConnectedIsRefused) {
 }
 
 // Returns how a receive of rank 0 from rank 1 ends when the lane that NCCL is asked about as the
-// nth, those from even ranks first, has an error.
+// nth has an error: 1 is that to rank 1, 2 to rank 2, 4 from rank 1.
 absl::Status ReceiveWhileALaneFails(int nth, ncclResult_t error) {
   std::atomic<bool> seen = false;
   absl::Status status;
-  OnNcclRanks(2, [&](Communicator& comm, int device) {
-    if (comm.rank() == 1) return seen.wait(false);
+  OnNcclRanks(3, [&](Communicator& comm, int device) {
+    if (comm.rank() != 0) return seen.wait(false);
     const Room room(1000, device);
     auto never = comm.Receive(room.buffer, 1, 0);
     ASSERT_TRUE(never.ok());
@@ -817,29 +817,34 @@ absl::Status ReceiveWhileALaneFails(int nth, ncclResult_t error) {
     never->reset();
     Ok(cudaDeviceSynchronize());  // the receive does not spin any more
     seen = true;
-    seen.notify_one();
+    seen.notify_all();
   });
   return status;
 }
 
 TEST(NcclCommunicatorOnEmulatedGpus, ALostPeerIsUnavailable) {
-  const absl::Status status = ReceiveWhileALaneFails(2, ncclRemoteError);
+  const absl::Status status = ReceiveWhileALaneFails(4, ncclRemoteError);
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("Receive from rank 1, 1000 B: NCCL from rank 1 to 0: remote process exited "
                         "or there was a network error; last warning: a test makes "
                         "ncclCommGetAsyncError fail"));
+  const absl::Status back = ReceiveWhileALaneFails(1, ncclRemoteError);
+  EXPECT_TRUE(absl::IsUnavailable(back)) << back;
+  EXPECT_THAT(
+      std::string(back.message()),
+      HasSubstr("Receive from rank 1, 1000 B: NCCL from rank 0 to 1: remote process exited"));
 }
 
 // The peer of what is awaited is not blamed: its message is neither lost nor late.
 TEST(NcclCommunicatorOnEmulatedGpus, AnErrorOfAnotherLaneIsTold) {
-  const absl::Status status = ReceiveWhileALaneFails(1, ncclRemoteError);
+  const absl::Status status = ReceiveWhileALaneFails(2, ncclRemoteError);
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   EXPECT_EQ(deepnet::GetExitCode(status), deepnet::ExitCode::kPeerLost);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("Receive from rank 1, 1000 B: given up: NCCL from rank 0 to 1: remote "
+              HasSubstr("Receive from rank 1, 1000 B: given up: NCCL from rank 0 to 2: remote "
                         "process exited"));
-  EXPECT_TRUE(absl::IsInternal(ReceiveWhileALaneFails(1, ncclInternalError)));
+  EXPECT_TRUE(absl::IsInternal(ReceiveWhileALaneFails(2, ncclInternalError)));
 }
 
 // To end one lane waits for the others' work: one after the other would take seconds each.

@@ -74,7 +74,7 @@ std::map<std::string, int64_t> ReadLaunches() {
 int ReadPriority(const std::string& name) {
   Machine& machine = TheMachine();
   const Machine::Lock lock(machine.mutex);
-  return machine.Current().priorities[name];
+  return machine.Current().priorities.at(name);
 }
 
 std::map<std::string, Touched> ReadTouched() {

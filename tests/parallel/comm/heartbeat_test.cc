@@ -427,7 +427,7 @@ TEST(MonitoredCommunicator, ConnectionsTakeNoLongerThanMessagesMay) {
   EXPECT_THAT(std::string(FirstError(statuses).message()), HasSubstr("in 20ms"));
 }
 
-// Gathers for as long as it may, in groups of this rank alone.
+// Its groups are of this rank alone; their gathers run into their limits.
 class LateGroup final : public ForwardingCommunicator {
  public:
   LateGroup() : ForwardingCommunicator(std::make_unique<SelfCommunicator>()) {}

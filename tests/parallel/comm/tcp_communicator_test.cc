@@ -694,7 +694,7 @@ TEST(TcpJob, DoesNotStartWithoutAThread) {
   EXPECT_EQ(GetExitCode(job.status()), ExitCode::kDoesNotFit) << job.status();
 }
 
-// Each that waits says once for whom, before it gives up.
+// Each that waits for a second says once for whom; one that came late may have waited for less.
 TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
   std::mutex mutex;
   std::vector<std::string> said;
@@ -707,7 +707,8 @@ TEST(TcpJob, ARankThatDoesNotComeIsNamedByAll) {
                                  absl::Milliseconds(1600), options);
   ExpectAllSay(statuses, HasSubstr("rank 2 of 4 did not come to here within 1.6s"));
   const std::string others = "the others, as rank 0 does at here";
-  EXPECT_THAT(said, UnorderedElementsAre("rank 2 of 4 at here", others, others));
+  EXPECT_THAT(said, ::testing::IsSubsetOf({std::string("rank 2 of 4 at here"), others, others}));
+  EXPECT_THAT(said, ::testing::Contains("rank 2 of 4 at here"));
 }
 
 // The store goes with rank 0.

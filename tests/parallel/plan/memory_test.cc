@@ -57,7 +57,7 @@ TEST(Memory, ARankPaysOnlyForItsOwnLayers) {
   EXPECT_EQ(memory.boundary(), kStream);                        // the stream alone
   EXPECT_EQ(memory.workspace(), 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
   EXPECT_EQ(memory.logits(), 0);
-  // A decoder layer works on the encoder's rows too; an embedding on those of none.
+  // A decoder layer works on the encoder's rows too; an embedding on no other rows.
   const RankUse decoder{.chunks = {{.layers = {3, 4}}}}, target{.chunks = {{.layers = {2, 3}}}};
   EXPECT_EQ(EstimateMemory(Toy(1), decoder, {}).workspace(),
             2 * 4 * kRows * (8 * kWidth + kInner) + 4 * kPackedRows * kInner);
@@ -253,7 +253,7 @@ TEST(Memory, LibTorchsOperationsHaveTemporaries) {
   constexpr int64_t kUpdate = 2 * 4 * kInner * kWidth, kRelu = 13 * kRows * kInner;
   EXPECT_EQ(EstimateMemory(inventory, encoder, library).workspace() - without,
             std::max(kUpdate, kRelu));
-  // What is more than the logits, in whose place it is.
+  // Temporaries take the place of the logits: what exceeds those is counted.
   EXPECT_EQ(EstimateMemory(inventory, Whole(inventory), library).workspace(),
             2 * 4 * kRows * (8 * kWidth + kInner) + 2 * 4 * (80 + 2 * kInner * kWidth) -
                 6 * 4 * kRows * 10);

@@ -58,7 +58,7 @@ absl::StatusOr<std::string> CheckGpu(int index) {
   cudaDeviceProp properties = {};
   RETURN_IF_ERROR(StatusOf("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, index)));
   const std::string name = absl::StrFormat(
-      "%04X:%02X:%02X.0 GPU-%s (%s)", properties.pciDomainID, properties.pciBusID,
+      "%04X:%02X:%02X.0 UUID %s (%s)", properties.pciDomainID, properties.pciBusID,
       properties.pciDeviceID,
       absl::BytesToHexString({properties.uuid.bytes, sizeof(properties.uuid)}), properties.name);
   if (HasKernelsFor(10 * properties.major + properties.minor, kArchitectures)) return name;

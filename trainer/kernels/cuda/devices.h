@@ -14,7 +14,7 @@ namespace deepnet {
 absl::StatusOr<int> CountGpus();
 
 // Returns what names GPU `index`, whatever other processes call it and their hosts:
-// "0000:3B:00.0 GPU-5ee6... (NVIDIA H100)". Fails where this build has no kernels for it.
+// "0000:3B:00.0 UUID 5ee6... (NVIDIA H100)". Fails where this build has no kernels for it.
 absl::StatusOr<std::string> CheckGpu(int index);
 
 // Returns the versions that the driver is for and that the runtime has: "driver 13.0, runtime

@@ -101,7 +101,7 @@ TEST(PairReader, ReadsScoresFromTheirFileOrColumn) {
   EXPECT_TRUE(pair.cut);
   EXPECT_FALSE(pair.malformed);
 
-  // So may have been the second side.
+  // A line that was cut may have lost its second column, and is not malformed.
   const std::string longer(LineReader::kMaxLineBytes + 1, 'x');
   table.tsv_file = folder.Write("t", longer + "\tb\n");
   reader = PairReader::Open(table);
