@@ -22,9 +22,9 @@ namespace {
 
 constexpr char kField[] = "compute.device: \"cuda\"";
 
-// What several ranks need: queues and kernels from the start, since a receive holds up what shares
+// Several ranks need queues and kernels from the start, since a receive holds up all that shares
 // its queue or waits for an idle device; launches that do not wait; as few blocks as lanes were
-// made with; no sums in NVLink's switch, which have other bits each time.
+// made with; and no sums in NVLink's switch, which have other bits each time.
 std::map<std::string, std::string> Variables() {
   constexpr char kNeeded[] =
       "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER CUDA_LAUNCH_BLOCKING=0 "

@@ -882,7 +882,7 @@ size_t FreeBytes() {
   return free;
 }
 
-// What lanes and collectives of replicas take of a GPU is planned.
+// A plan counts the memory that lanes and collectives of replicas take of a GPU.
 TEST(NcclCommunicatorOnEmulatedGpus, ConnectionsTakeNoMoreThanAPlanCounts) {
   Settings settings = Quick();
   settings.devices = 8;

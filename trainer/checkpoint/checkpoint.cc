@@ -128,7 +128,7 @@ std::string Context(const std::string& run_folder, int64_t step) {
 
 // Reading.
 
-// Bytes of a file that are wanted, and where they go.
+// Says which bytes of a file are wanted, and where they go.
 struct ByteRange {
   int64_t begin;  // bytes in the file
   int64_t end;

@@ -9,8 +9,8 @@
 
 namespace deepnet {
 
-// On a GPU a kernel or a copy; on a CPU an operation, a norm without a gain under another name.
-// Seconds of SecondsNow().
+// Says when a kernel or a copy of a GPU ran, or an operation of a CPU, where a norm without a gain
+// has a name of its own. Times are seconds of SecondsNow().
 struct TimedKernel {
   const char* name;    // a literal
   double asked = 0.0;  // when the host launched it; on a CPU `start`
@@ -18,7 +18,7 @@ struct TimedKernel {
   ProductShape product = {};
 };
 
-// A product of a model, and what each way of computing it takes: what `bench products` measures.
+// Names a product of a model; `bench products` measures what each way of computing it takes.
 struct ProductTask {
   ProductShape shape;
   native::Element operand = native::Element::kFloat32;

@@ -379,7 +379,7 @@ ncclResult_t Submit(ncclComm_t comm, cudaStream_t stream, Operation operation) {
 
 ncclResult_t Connecting(CommState& comm);
 
-// What an abort does behind its flag: to free memory waits for all work of the device.
+// An abort frees memory behind its flag, which waits for all work of the device.
 void FreeAborted(CommState& comm) {
   Machine& machine = TheMachine();
   {

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(MaxThreadsOf(kChunks), MinBlocksOf(kChunks))
   }
 }
 
-// The kernel where nothing is normalised.
+// Runs where nothing is normalised.
 struct SumAlone {
   ForwardKernelArgs k;
   __device__ void operator()(int64_t row, int64_t c, int n) const {

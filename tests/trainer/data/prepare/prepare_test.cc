@@ -50,7 +50,7 @@ Identity IdentityOf(const struct stat& status) {
   return {status.st_ino, S_ISDIR(status.st_mode) ? -1 : status.st_size};
 }
 
-// What was given to fsync, in order: since something was renamed to `renamed_to`, and before.
+// These were given to fsync, in order: since something was renamed to `renamed_to`, and before.
 std::mutex synced_mutex;
 std::vector<Identity> synced, synced_before;
 std::string renamed_to;
