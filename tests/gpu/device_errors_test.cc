@@ -2,9 +2,12 @@
 // where and why.
 #include "trainer/kernels/device_errors.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <ostream>
 #include <sstream>
@@ -327,8 +330,9 @@ TEST_F(DeviceErrorsTest, VariablesWithWhichRanksWouldHangAreRefusedByName) {
        {std::pair("CUDA_DEVICE_MAX_CONNECTIONS", "1"), std::pair("CUDA_LAUNCH_BLOCKING", "1"),
         std::pair("CUDA_MODULE_LOADING", "LAZY"), std::pair("NCCL_COMM_BLOCKING", "0"),
         std::pair("NCCL_LAUNCH_ORDER_IMPLICIT", "1"), std::pair("NCCL_MAX_CTAS", "16"),
-        std::pair("NCCL_MIN_NCHANNELS", "32"), std::pair("NCCL_MIN_P2P_NCHANNELS", "32"),
-        std::pair("NCCL_NCHANNELS_PER_NET_PEER", "4"), std::pair("NCCL_NVLS_ENABLE", "2")}) {
+        std::pair("NCCL_MIN_NRINGS", "4"), std::pair("NCCL_MIN_NCHANNELS", "32"),
+        std::pair("NCCL_MIN_P2P_NCHANNELS", "32"), std::pair("NCCL_NCHANNELS_PER_NET_PEER", "4"),
+        std::pair("NCCL_NVLS_ENABLE", "2")}) {
     SetCudaDefaults();
     ASSERT_NE(std::getenv(name), nullptr) << name;
     const std::string before = std::getenv(name);
@@ -338,6 +342,20 @@ TEST_F(DeviceErrorsTest, VariablesWithWhichRanksWouldHangAreRefusedByName) {
                            "\": ranks would hang or differ: unset it"));
     setenv(name, before.c_str(), /*overwrite=*/1);
   }
+}
+
+TEST(DeviceVariablesDeathTest, ThoseThatAreSetToNothingAreSet) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a process where nothing has set them
+  EXPECT_EXIT(
+      {
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "", /*overwrite=*/1);
+        setenv("CUDA_MODULE_LOADING", "LAZY", /*overwrite=*/1);
+        SetCudaDefaults();
+        std::cerr << std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")
+                  << std::getenv("CUDA_MODULE_LOADING") << "\n";
+        _exit(0);
+      },
+      ::testing::ExitedWithCode(0), "32LAZY");
 }
 
 TEST_F(DeviceErrorsTest, SlicesOfOneGpuAreToldApart) {

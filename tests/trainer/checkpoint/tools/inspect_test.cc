@@ -96,8 +96,9 @@ TEST_F(RunFolder, UnfinishedAndReplacedOnesAreToldApart) {
   EXPECT_EQ(listing.checkpoints[0].state, CheckpointState::kReplaced);
   EXPECT_EQ(listing.checkpoints[1].state, CheckpointState::kUnfinished);
   EXPECT_GT(listing.checkpoints[1].bytes, 300);
-  ASSERT_TRUE(fs_.Rename("run/step-00000040", "run/step-00000040.deepnet-replaced").ok());
+  ASSERT_TRUE(fs_.Rename("run/step-00000040", "earlier").ok());
   ASSERT_TRUE(SaveSample(fs_, "run", 40).ok());
+  ASSERT_TRUE(fs_.Rename("earlier", "run/step-00000040.deepnet-replaced").ok());
   EXPECT_EQ(Choose("run"), "run/step-00000040");
 }
 
