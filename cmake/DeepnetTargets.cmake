@@ -4,7 +4,8 @@
 #   OWN_DEPS: libraries that its headers do not include, so that its users are compiled without them.
 #   NO_PCH: its units have flags of their own, or headers that do not bear abseil before them.
 #   With DEEPNET_UNITY the others are compiled up to eight at a time (CMake's UNITY_BUILD), which takes a
-#   third less time from nothing; after an edit `cmake --preset release -DDEEPNET_UNITY=OFF` is quicker.
+#   third less time from nothing; after an edit `cmake --preset release -DDEEPNET_UNITY=OFF` is quicker,
+#   until launch/build.sh configures again.
 function(deepnet_library name)
   cmake_parse_arguments(arg "TORCH;NO_PCH" "" "SRCS;HDRS;DEPS;OWN_DEPS" ${ARGN})
   if(arg_TORCH AND DEEPNET_PURE_ONLY)

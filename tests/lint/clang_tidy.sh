@@ -3,7 +3,7 @@
 #
 #   tests/lint/clang_tidy.sh BUILD_FOLDER [SECONDS]
 #
-# BUILD_FOLDER is a torch-free build: its compile_commands.json names the files. Those changed
+# BUILD_FOLDER is a torch-free build without DEEPNET_UNITY: its compile_commands.json names the files. Those changed
 # against origin/main, or in the last ten commits where that is where we are, come first; the rest
 # follows, from another one on in every commit, until SECONDS (default 150) are over, and it is said how
 # many were reached. Exit status 1 on a finding.
@@ -30,6 +30,8 @@ results=$scratch/results
 python3 -I - "$build" "$base" "$scratch" >"$results.files" <<'PY'
 import json, os, re, subprocess, sys
 entries = json.load(open(sys.argv[1] + "/compile_commands.json"))
+if any("/Unity/" in entry["file"] for entry in entries):
+    sys.exit(f"{sys.argv[1]}: configure it with -DDEEPNET_UNITY=OFF")
 for entry in entries:
     entry["command"] = re.sub(r" -Winvalid-pch -include \S+", "", entry["command"])
 json.dump(entries, open(sys.argv[3] + "/compile_commands.json", "w"))

@@ -4,8 +4,8 @@ used with it held.
 
     tests/lint/thread_safety.py BUILD_FOLDER
 
-BUILD_FOLDER is a torch-free build: its compile_commands.json says how files are compiled. Exit status
-1 on a finding.
+BUILD_FOLDER is a torch-free build without DEEPNET_UNITY: its compile_commands.json says how files are
+compiled. Exit status 1 on a finding.
 """
 
 import concurrent.futures
@@ -35,6 +35,8 @@ def check(entry):
 if not shutil.which("clang++"):
     sys.exit(print("clang++ is not here: thread safety is not checked"))
 entries = json.load(open(sys.argv[1] + "/compile_commands.json", encoding="utf-8"))
+if any("/Unity/" in e["file"] for e in entries):
+    sys.exit(f"{sys.argv[1]}: configure it with -DDEEPNET_UNITY=OFF")
 entries = [e for e in entries if "/tests/" not in e["file"] and has_mutex(e["file"])]
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     results = list(pool.map(check, entries))
